@@ -22,8 +22,8 @@ from .errors import InputError
 from .protocols.bounded_files import read_bytes
 
 __all__ = [
-    "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "METRICS", "TASKS", "Registry", "is_loaded", "load_plugin", "loaded_plugins",
-    "plugin_digests", "register_attack", "run_plugins",
+    "ALGORITHMS", "ATTACKS", "CALLBACKS", "FUNCTIONS", "METRICS", "TASKS", "Registry", "are_extended", "is_loaded", "load_plugin",
+    "loaded_plugins", "plugin_digests", "register_attack", "run_plugins",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -116,6 +116,11 @@ CALLBACKS: Registry[Callable[[], Any]] = Registry("callback", home=".experiments
 """Name in `[run] callbacks` -> what makes a `Callback` for a run."""
 METRICS: Registry[Callable[[Any, Any], float]] = Registry("metric")
 """Name in `[run] metrics` -> a function of predictions and labels."""
+
+
+def are_extended() -> bool:
+    """Whether this process ran a plugin file, or an installed package has entry points for these registries."""
+    return bool(_loaded) or any(group.startswith("cflpriv.") for group in entry_points().groups)
 
 
 def register_attack(name: str, attack: Any) -> None:

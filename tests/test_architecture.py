@@ -545,13 +545,15 @@ def test_a_helper_in_many_test_files_would_be_found() -> None:
 
 # --- what a command waits for before it does anything ---------------------------------------------------------------------------------
 
-LATE = ("scipy", "sklearn", "tenseal", "flwr", "ray", "matplotlib", "pandas", "sympy")
+LATE = ("scipy", "sklearn", "tenseal", "flwr", "ray", "matplotlib", "pandas", "sympy", "torch")
 """Packages that take a tenth of a second or more each, and that names and configuration keys do not need."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "late"), [(("list",), LATE), (("--version",), (*LATE, "torch", "numpy", "cryptography"))], ids=lambda found: found[0]
+    ("words", "late"),
+    [(("list",), LATE), (("--version",), (*LATE, "numpy", "cryptography"))],
+    ids=lambda found: found[0],
 )
 def test_commands_that_compute_nothing_import_no_package_that_computes(words: tuple[str, ...], late: tuple[str, ...]) -> None:
     code = f"""

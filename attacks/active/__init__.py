@@ -45,7 +45,7 @@ __all__ = ["ACTIVE_ATTACKS", "ActiveAttack"]
 ACTIVE_ATTACKS: Registry[ActiveAttack] = Registry("active attack", lambda attack: attack.deviate)
 """Name -> `ActiveAttack`."""
 
-for _name, _attack in {
+ATTACKS = {
     "second_sum": second_sum.SECOND_SUM,
     "computed_again": second_sum.COMPUTED_AGAIN,
     "derived_copy": second_sum.DERIVED,
@@ -101,5 +101,6 @@ for _name, _attack in {
     "repeated_release": trainings.REPEATED_RELEASE,
     "overflow_oracle": trainings.OVERFLOW_ORACLE,
     "cancelling_parameters": trainings.CANCELLING_PARAMETERS,
-}.items():
+}
+for _name, _attack in ATTACKS.items():
     ACTIVE_ATTACKS.add(_name, _attack)

@@ -41,8 +41,9 @@ __all__ = [
     "per_fedavg", "pfedlia", "pina", "private_clusters", "r_dpcfl", "rr_cluster", "scaffold", "shuffled", "stocfl",
 ]  # fmt: skip
 
-for _spec in (
+SPECS = (
     PACFL, IFCA, HYPCLUSTER, CFL, STOCFL, PFEDLIA, CROSSFIT, FEDAVG, FEDPROX, FEDNOVA, SCAFFOLD, DITTO, LG_FEDAVG, PER_FEDAVG, FEDFOMO,
     FEDPROTO, FESEM, ONE_SHOT, R_DPCFL, PRIVATE_CLUSTERS, RR_CLUSTER, PINA, FLEXCFL, OCFL, FEDSOFT, FEDRC, FEDGWC, LOCAL, ORACLE, SHUFFLED,
-):  # fmt: skip
+)  # fmt: skip
+for _spec in SPECS:
     register_algorithm(_spec)

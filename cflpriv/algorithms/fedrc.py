@@ -42,7 +42,7 @@ from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.transcript import RoundRecord
 from ..engine import Result, TaskInput
-from ..engine.device import CPU, using
+from ..engine.device import cpu_in_use, using
 from ..engine.models import Model
 from ..engine.own_modules import slopes
 from ..errors import InputError, TrainingDiverged
@@ -108,7 +108,7 @@ class RobustStep:
         mixture = task_input.memory[MIXTURE] if MIXTURE in task_input.memory else np.full(self.k, 1 / self.k)
         gamma = posteriors(losses_of_models(model, list(models), task_input.data), mixture, label_shares(sums)[:, labels])
         mixture = gamma.mean(axis=1)
-        with using(CPU):  # as `Train.run`
+        with using(cpu_in_use()):  # as `Train.run`
             moved = np.stack([self._moved(task_input, vector, weights) for vector, weights in zip(models, gamma, strict=True)])
         seen = np.stack([np.bincount(labels, weights, minlength=model.classes) for weights in gamma]) / len(labels)
         update = np.concatenate([moved.ravel(), (seen - sums).astype(moved.dtype).ravel()])

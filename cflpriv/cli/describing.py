@@ -8,7 +8,7 @@ import typer
 from ..errors import InputError
 from .shared import ERR, OUT, DataDir, Plugins, Trust, load_plugins, naming, print_line
 
-__all__ = ["contract", "explain", "list_"]
+__all__ = ["contract", "explain", "list_", "registered"]
 
 
 def contract(
@@ -71,30 +71,46 @@ def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a se
 
 def list_(plugin: Plugins = None) -> None:
     """List algorithms, protections, attacks, data sets, partitions, models, reproductions."""
-    from ..algorithms import ALGORITHMS
     from ..attacks import ATTACKS
-    from ..attacks.active import ACTIVE_ATTACKS
     from ..contract.protection import PROTECTIONS, ROBUST, listed
     from ..data import DATASETS, PARTITIONS
     from ..data.named import LOADERS
-    from ..engine.models import MODELS
-    from ..experiments.reproductions import REPRODUCTIONS
+    from ..plugins import are_extended
+    from .written import described
 
     load_plugins(plugin)
-    for problem in (line for registry in (ALGORITHMS, ATTACKS, LOADERS, MODELS, PROTECTIONS) for line in registry.load_all()):
+    for problem in (line for registry in (ATTACKS, LOADERS, PROTECTIONS) for line in registry.load_all()):
         ERR.print(f"cflpriv: {problem}", markup=False)
+    others = registered() if are_extended() else described()
     for title, entries in (
-        ("algorithms", {name: spec.summary for name, spec in ALGORITHMS.items()}),
+        ("algorithms", others["algorithms"]),
         ("protection.gram", listed("gram")),
         ("protection.sum", listed("sum")),
         ("protection.robust", ROBUST),
         ("attacks", {name: attack.summary for name, attack in ATTACKS.items()}),
-        ("active attacks", {name: attack.summary for name, attack in ACTIVE_ATTACKS.items()}),
+        ("active attacks", others["active attacks"]),
         ("data.source", DATASETS),
         ("data.partition", PARTITIONS),
-        ("models", {name: line for name, (_, line) in MODELS.items()}),
-        ("reproductions", {name: f"{entry.title} ({entry.source})" for name, entry in REPRODUCTIONS.items()}),
+        ("models", others["models"]),
+        ("reproductions", others["reproductions"]),
     ):
         OUT.print(f"[bold]{title}[/bold]")
         for name, line in entries.items():
             OUT.print(f"  {name:<18} {line}", markup=False)
+
+
+def registered() -> dict[str, dict[str, str]]:
+    """By title, the lines of things by name in the registries that torch is imported for (`written.described`)."""
+    from ..algorithms import ALGORITHMS
+    from ..attacks.active import ACTIVE_ATTACKS
+    from ..engine.models import MODELS
+    from ..experiments.reproductions import REPRODUCTIONS
+
+    for problem in (line for registry in (ALGORITHMS, MODELS) for line in registry.load_all()):
+        ERR.print(f"cflpriv: {problem}", markup=False)
+    return {
+        "algorithms": {name: spec.summary for name, spec in ALGORITHMS.items()},
+        "active attacks": {name: attack.summary for name, attack in ACTIVE_ATTACKS.items()},
+        "models": {name: line for name, (_, line) in MODELS.items()},
+        "reproductions": {name: f"{entry.title} ({entry.source})" for name, entry in REPRODUCTIONS.items()},
+    }

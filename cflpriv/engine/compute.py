@@ -23,7 +23,7 @@ def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device,
     try:
         run_many = getattr(task, "run_many", None)  # `isinstance` of a protocol takes as long as a small chunk's step
         if kind == "sequential" or run_many is None:
-            with using(CPU if kind == "sequential" else device):
+            with using(replace(CPU, native=False) if kind == "sequential" else device):
                 return [task.run(task_input) for task_input in inputs], "sequential"
         try:
             with using(device):

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -18,20 +18,9 @@ import torch
 from ..types import Array
 
 __all__ = [
-    "CPU",
-    "Device",
-    "NoisePlace",
-    "Precision",
-    "arithmetic",
-    "fetched",
-    "half",
-    "in_use",
-    "placed",
-    "resolved",
-    "sent",
-    "tensor",
-    "using",
-]
+    "CPU", "Device", "NoisePlace", "Precision", "arithmetic", "cpu_in_use", "fetched", "half", "in_use", "placed", "resolved", "sent",
+    "tensor", "using",
+]  # fmt: skip
 
 PINNED_AT_ONCE = 1 << 28
 """Bytes of a piece of pinned memory at most: torch takes the next power of two."""
@@ -43,7 +32,7 @@ NoisePlace = Literal["auto", "host", "device"]
 class Device:
     """`kind` "cpu" or "cuda"; `precision` as in `arithmetic` and `half`; `noise`: where it is made (`step_noise.noise_place`).
 
-    `native`: whether the compiled kernel may train on the CPU (`engine.native`).
+    `native`: whether the compiled library may train (`engine.native`) and make normals (`step_noise`) on the CPU.
     """
 
     kind: str = "cpu"
@@ -59,6 +48,11 @@ _IN_USE: ContextVar[Device] = ContextVar("device", default=CPU)
 def in_use() -> Device:
     """The device that the innermost `using` gives; the CPU outside of all."""
     return _IN_USE.get()
+
+
+def cpu_in_use() -> Device:
+    """The CPU, with the compiled library where `in_use` has it."""
+    return replace(CPU, native=in_use().native)
 
 
 @contextmanager

@@ -10,8 +10,28 @@
 // Nothing is kept between clients. Indices and labels are checked by the caller.
 
 #include "native_layers.h"
+#include "native_noise.h"
 
 namespace {
+
+constexpr size_t BLOCK = 64;
+
+struct Run {  // `count` numbers: from `at` on in the vector, from `place` on and `step` apart in the buffers of a parameter
+    size_t at, place, step, count;
+
+    template <class T> void scatter(const T* vector, T* buffer) const {
+        for (size_t k = 0; k < count; k++) buffer[place + k * step] = vector[at + k];
+    }
+    template <class T> void gather(const T* buffer, T* vector) const {
+        for (size_t k = 0; k < count; k++) vector[at + k] = buffer[place + k * step];
+    }
+    __attribute__((noinline)) void add_rounded(const double* vector, double grid, double* buffer) const {  // inside of `walk` it lacks registers
+        const double* from = vector + at;
+        const double inverse = 1 / grid;  // exact: the grid is a power of two
+        double* sum = buffer + place;
+        for (size_t k = 0; k < count; k++, sum += step) *sum = std::nearbyint((from[k] + *sum) * inverse) * grid;
+    }
+};
 
 template <class T> struct Network {
     std::vector<Layer<T>> layers;
@@ -40,7 +60,8 @@ template <class T> struct Network {
                 layer.clipped_inputs.assign(longest * layer.in, 0);
                 layer.clipped_slopes.assign(longest * layer.output_size, 0);
             }
-            most = std::max({most, layer.height * layer.width * layer.in_step, layer.out_height * layer.out_width * layer.out_step});
+            const size_t into = layer.height * layer.width * layer.in_step, out = layer.out_height * layer.out_width * layer.out_step;
+            most = std::max({most, into, out});
         }
         size_t pooled = 0;
         for (const Layer<T>& layer : layers)
@@ -82,22 +103,28 @@ template <class T> struct Network {
         }
     }
 
-    // Calls `each(parameter, place in its buffers, place in the vector)` for every number of the vector.
+    // Calls `each(parameter, run)` for every number of the vector, run by run.
     template <class Each> void walk(Each each) {
         size_t at = 0;
         for (Layer<T>& layer : layers) {
-            if (layer.kind == LINEAR)
-                for (int64_t o = 0; o < layer.out; o++)
-                    for (size_t place = o / LANES<T> * layer.in * LANES<T> + o % LANES<T>, i = 0; i < size_t(layer.in); i++)
-                        each(layer.weight, place + i * LANES<T>, at++);
-            else if (layer.kind == CONVOLUTION)
-                for (int64_t o = 0; o < layer.out; o++)
-                    for (int64_t c = 0; c < layer.in; c++)
-                        for (int64_t y = 0; y < layer.kernel_height; y++)
-                            for (int64_t x = 0; x < layer.kernel_width; x++)
-                                each(layer.weight, (o * layer.kernel_height + y) * layer.row_step + x * layer.in + c, at++);
-            if ((layer.kind == LINEAR || layer.kind == CONVOLUTION) && layer.bias)
-                for (int64_t o = 0; o < layer.out; o++) each(layer.offset, o, at++);
+            const size_t outputs = layer.out, inputs = layer.in, lines = layer.kernel_height, width = layer.kernel_width;
+            if (layer.kind == LINEAR) {
+                for (size_t o = 0; o < outputs; o += LANES<T>)  // a panel, in blocks that stay in the nearest cache
+                    for (size_t i = 0; i < inputs; i += BLOCK)
+                        for (size_t lane = 0; lane < std::min(LANES<T>, outputs - o); lane++)
+                            each(layer.weight, Run{at + (o + lane) * inputs + i, o * inputs + i * LANES<T> + lane, LANES<T>,
+                                                   std::min(BLOCK, inputs - i)});
+                at += outputs * inputs;
+            } else if (layer.kind == CONVOLUTION) {
+                for (size_t o = 0; o < outputs; o++)
+                    for (size_t c = 0; c < inputs; c++)
+                        for (size_t y = 0; y < lines; y++, at += width)
+                            each(layer.weight, Run{at, (o * lines + y) * layer.row_step + c, inputs, width});
+            }
+            if ((layer.kind == LINEAR || layer.kind == CONVOLUTION) && layer.bias) {
+                each(layer.offset, Run{at, 0, 1, outputs});
+                at += outputs;
+            }
         }
     }
 
@@ -108,16 +135,16 @@ template <class T> struct Network {
                     std::fill(buffer->begin(), buffer->end(), T(0));
                 if (parameter == &layer.weight ? layer.weight.count > 0 : layer.bias && layer.offset.count > 0) parameter->moves = !*frozen++;
             }
-        walk([&](Parameter<T>& p, size_t place, size_t at) {
-            p.value[place] = start[at];
-            if (settings.anchored) p.anchor[place] = anchor[at];
-            if (settings.corrected) p.correction[place] = correction[at];
+        walk([&](Parameter<T>& p, Run run) {
+            run.scatter(start, p.value.data());
+            if (settings.anchored) run.scatter(anchor, p.anchor.data());
+            if (settings.corrected) run.scatter(correction, p.correction.data());
         });
         turn();
     }
 
     void end(T* to) {
-        walk([&](Parameter<T>& p, size_t place, size_t at) { to[at] = p.value[place]; });
+        walk([&](Parameter<T>& p, Run run) { run.gather(p.value.data(), to); });
     }
 
     void turn() {
@@ -319,10 +346,7 @@ template <class T> struct Network {
     // One step on clipped gradients. `noise`, in the order of the vector, is added in float64 and the sum rounded to multiples of `grid`.
     void clipped_step(const T* x, const int64_t* y, const int64_t* rows, size_t batch, double expected, const double* noise) {
         clipped_sum(x, y, rows, batch, expected);
-        if (noise)
-            walk([&](Parameter<T>& p, size_t place, size_t at) {
-                p.sum[place] = std::nearbyint((noise[at] + p.sum[place]) / settings.grid) * settings.grid;
-            });
+        if (noise) walk([&](Parameter<T>& p, Run run) { run.add_rounded(noise, settings.grid, p.sum.data()); });
         for (Layer<T>& layer : layers) {
             layer.weight.update_by_sum(rule);
             if (layer.bias) layer.offset.update_by_sum(rule);
@@ -393,7 +417,7 @@ template <class T>
 void clipped_sum(void* made, const T* x, const int64_t* y, const int64_t* rows, int64_t count, double expected, double* to) {
     Network<T>& network = *static_cast<Network<T>*>(made);
     network.clipped_sum(x, y, rows, count, expected);
-    network.walk([&](Parameter<T>& p, size_t place, size_t at) { to[at] = p.sum[place]; });
+    network.walk([&](Parameter<T>& p, Run run) { run.gather(p.sum.data(), to); });
 }
 
 }  // namespace
@@ -422,4 +446,9 @@ void clipped_sum(void* made, const T* x, const int64_t* y, const int64_t* rows, 
 EXPORTED(float, float32)
 EXPORTED(double, float64)
 
-extern "C" const char* sources() { return SOURCES; }  // a digest of this file and native_layers.h, which `native.py` compares
+// Makes rows of normals, `step` apart, of the words (rows, count) of two keystreams, which are wiped.
+extern "C" void normals(uint64_t* words, uint64_t* more, int64_t rows, int64_t count, double deviation, double* to, int64_t step) {
+    for (int64_t row = 0; row < rows; row++) row_of_normals(words + row * count, more + row * count, count, deviation, to + row * step);
+}
+
+extern "C" const char* sources() { return SOURCES; }  // a digest of this file and its headers, which `compiled.py` compares

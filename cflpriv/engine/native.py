@@ -5,16 +5,11 @@ stays with torch. The kernel serves a model and its options if two steps of trai
 writes is checked here: shapes, types, contiguity, batches and labels.
 """
 
-import ctypes
-import hashlib
 import math
-import platform
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import CflprivWarning
-from ..protocols.bounded_files import read_bytes
 from ..types import Array
+from .compiled import KernelSettings, library
 from .layers import flattened, stack_layers
 from .losses import loss_of
 from .models import Model, build_module, dtype_of
@@ -32,15 +26,12 @@ from .own_modules import slopes
 from .sgd import Local, Options
 from .step_noise import keys_of, normals
 
-__all__ = ["Shape", "described", "gradients", "library", "serves", "train"]
+__all__ = ["Shape", "described", "gradients", "outputs", "serves", "train"]
 
-FILE = Path(__file__).with_name("libnative.so")
-SOURCES = FILE.with_name("native.cpp"), FILE.with_name("native_layers.h")
 KINDS: dict[type[nn.Module], int] = {
     nn.Linear: 0, nn.Conv2d: 1, nn.MaxPool2d: 2, nn.ReLU: 3, nn.Tanh: 4, nn.Sigmoid: 5, nn.Flatten: 6,
 }  # fmt: skip
 """What `native.cpp` calls the layers."""
-X86 = ("x86_64", "amd64")
 PASS = 32
 """Samples in one pass forward."""
 TRIAL_RATE = 0.1
@@ -66,42 +57,6 @@ class Shape:
 
     def numbers(self) -> list[int]:
         return [number for part in astuple(self) for number in (part if isinstance(part, tuple) else (int(part),))]
-
-
-class _Settings(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_double) for name in ("rate", "momentum", "decay", "prox", "clip", "grid")),
-        *((name, ctypes.c_int64) for name in ("anchored", "corrected")),
-    ]  # fmt: skip
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernel; None where it was not built or the processor cannot run it."""
-    if platform.machine().lower() in X86 and not torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512")):
-        return None
-    if not FILE.exists():
-        return None
-    try:
-        kernel = ctypes.CDLL(str(FILE))
-    except OSError:  # of another system, such as a checkout that two machines share
-        return None
-    kernel.sources.restype = ctypes.c_char_p
-    if kernel.sources().decode() != hashlib.sha256(b"".join(read_bytes(source) for source in SOURCES)).hexdigest():
-        message = f"{FILE}: built from other sources, so training uses torch alone; run `python setup.py build_ext --inplace`"
-        warnings.warn(message, CflprivWarning, stacklevel=2)
-        return None
-    pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    arguments = {
-        "create": [pointer, integer, integer, ctypes.POINTER(_Settings)], "destroy": [pointer], "begin": [pointer] * 5,
-        "steps": [*[pointer] * 5, integer, integer, number, pointer], "clipped_sum": [*[pointer] * 4, integer, number, pointer],
-        "end": [pointer] * 2, "outputs": [pointer, pointer, integer, integer, pointer],
-    }  # fmt: skip
-    for name, types in arguments.items():
-        for dtype in ("float32", "float64"):
-            function = getattr(kernel, f"{name}_{dtype}")
-            function.argtypes, function.restype = types, pointer if name == "create" else None
-    return kernel
 
 
 def serves(model: Model, options: Options) -> bool:
@@ -271,7 +226,7 @@ def _network(model: Model, options: Options, longest: int, anchored: bool, corre
     kernel, shapes = library(), described(model)
     assert kernel is not None
     assert shapes is not None
-    settings = _Settings(
+    settings = KernelSettings(
         options.lr, options.momentum, options.weight_decay, options.prox, options.clip_norm, options.grid, anchored, corrected
     )  # fmt: skip
     numbers = np.array([shape.numbers() for shape in shapes], dtype=np.int64)

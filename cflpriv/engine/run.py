@@ -29,7 +29,7 @@ Processes = Annotated[int, Key("Processes that compute clients.", "[1, 512]", "p
 @dataclass
 class Engine:
     """How tasks are computed. `kind` "sequential" is the plain reference; "auto" takes the fastest way that equals it, "torch" the
-    fastest without the compiled kernel.
+    fastest without the compiled library.
 
     `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
     another process holds a core and change the last digits). `device` is "cpu", "cuda", "auto", or "" for the one

@@ -1,18 +1,21 @@
 """The Gaussian noise of private training steps, made of 32-byte keys wherever training is computed.
 
 A client derives one key for each private training task from its own secret randomness. Key, number of the batch and stream select a
-ChaCha20 keystream; its words become normals by torch operations, which are the same on a CPU and on a CUDA device. So a device needs the
-keys alone, once a phase, and a replayed CUDA graph makes new noise at every step because the batch number is a tensor on the device.
+ChaCha20 keystream, whose words become normals. Words are the same on a CPU and on a CUDA device, and normals are within a few units in the
+last place. So a device needs the keys alone, once a phase, and a replayed CUDA graph makes new noise at every step because the batch number
+is a tensor on the device.
 
 The keystream itself is an operation of torch with two kernels: the `cryptography` package for tensors of the CPU, and for those of a CUDA
-device a function that NVRTC compiles at its first use. `noise_place` compares the two before it lets a device make noise.
+device a function that NVRTC compiles at its first use. `noise_place` compares the two before it lets a device make noise. Normals are made
+by the compiled library (`native_noise.h`) on a CPU, whichever way trains there. Torch operations make them on a device, where there is no
+library, and under `run.engine` "torch" and "sequential".
 
 Guarantee: ChaCha20's keystream under a secret key is computationally indistinguishable from uniform bits. So is the noise from the normals
 that uniform bits would give. No two batches share keystream: a key is for one task of one client, whose secret is drawn anew for each task;
 the nonce has the batch number and the stream; the counter begins at zero. A task that is computed again, because a device ran out of
-memory, adds the same noise to the same gradients.
+memory, adds the same noise to the same gradients. The library branches on no word, reads at no place that depends on one, and wipes words.
 Reveals: nothing is released here. Keys are as secret as the noise, and stay in a device's buffers until the next phase.
-Source: RFC 8439 (ChaCha20); Φ⁻¹ of Cephes, as torch has it.
+Source: RFC 8439 (ChaCha20); Φ⁻¹ of Cephes, as torch has it; in the library by quotients of polynomials, to 1e-15.
 """
 
 import warnings
@@ -25,7 +28,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CflprivWarning, InputError
-from .device import Device, NoisePlace, sent
+from .compiled import library
+from .device import Device, NoisePlace, in_use, sent
 
 __all__ = ["keys_of", "keystream_words", "noise_place", "normals", "tails"]
 
@@ -67,9 +71,19 @@ def normals(keys: Tensor, number: Tensor, count: int, deviation: float) -> Tenso
     for first in range(0, count, width):
         piece = made[:, first : first + width]
         words, more = (keystream_words(keys, number, stream, first, piece.shape[1]) for stream in (0, 1))
+        _fill(piece, words, more, deviation)
+    return made
+
+
+def _fill(piece: Tensor, words: Tensor, more: Tensor, deviation: float) -> None:
+    """Set `piece` (C, n) to the normals of these words (C, n) of the two streams, which are used up."""
+    kernel = library() if in_use().native and not piece.is_cuda else None
+    if kernel is None:
         sizes = torch.special.ndtri(tails(words, more))
         torch.mul(sizes.copysign_(words.bitwise_not_().view(torch.float64)), deviation, out=piece)
-    return made
+        return
+    words, more = words.contiguous(), more.contiguous()
+    kernel.normals(words.data_ptr(), more.data_ptr(), *words.shape, deviation, piece.data_ptr(), piece.stride(0))
 
 
 def tails(words: Tensor, more: Tensor) -> Tensor:

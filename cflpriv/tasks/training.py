@@ -13,7 +13,7 @@ from torch import nn
 
 from ..engine import Deferred, Device, Result, TaskInput, fast
 from ..engine.clipped_sums import LARGEST_BLOCK, block_size
-from ..engine.device import CPU, tensor, using
+from ..engine.device import cpu_in_use, tensor, using
 from ..engine.losses import loss_of
 from ..engine.memory import resident_samples
 from ..engine.models import Model, dtype_of
@@ -200,7 +200,7 @@ class Train:
         return [order[at : at + size] for order in orders for at in range(0, count, size)]
 
     def run(self, task_input: TaskInput) -> Result:
-        with using(CPU):  # the generators of devices are not keyed, and modules may draw
+        with using(cpu_in_use()):  # the generators of devices are not keyed, and modules may draw
             moved = self._moved(task_input)
         return self._result(task_input, task_input.array("model"), self._stepped(task_input, moved) if self.shares else moved)
 

@@ -114,7 +114,8 @@ class RunSection:
         str, Key("Name of the run in the session contract. Clients answer one session for each contract, so a second run needs another.")
     ] = ""
     engine: Annotated[
-        Kind, Key("The quickest way that gives the same (`auto`), the same without the compiled kernel (`torch`), or clients one by one.")
+        Kind,
+        Key("The quickest way that gives the same (`auto`), the same without the compiled library (`torch`), or clients one by one."),
     ] = "auto"
     workers: Processes = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], Key("Where clients' training is computed; `auto` takes CUDA if there is one.")] = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cflpriv.engine import Engine, Streams, TaskInput, clipped_sums, fast, native
+from cflpriv.engine import Engine, Streams, TaskInput, clipped_sums, compiled, fast
 from cflpriv.engine.clipped_sums import LARGEST_BLOCK, block_size
 from cflpriv.engine.compute import Kind
 from cflpriv.engine.device import CPU
@@ -131,7 +131,7 @@ def test_a_long_search_gets_no_further(name: str, kind: Kind) -> None:
         assert max(searched(MODELS[name], data_of(MODELS[name], SAMPLES + seed, seed), 100, seed, kind)) <= MOST
 
 
-@pytest.mark.skipif(native.library() is None, reason="the kernel is not built, or this processor has no AVX2")
+@pytest.mark.skipif(compiled.library() is None, reason="the kernel is not built, or this processor has no AVX2")
 @pytest.mark.parametrize("name", ["linear", "odd widths", "wide", "float64", "lenet5"])
 def test_these_are_sums_of_the_compiled_kernel(name: str) -> None:
     """Which "auto" is above. And one sample's sum has the same bits at every place and beside any others, whose sums are exact zeros."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
-from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, fast, native
+from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, compiled, fast
 from cflpriv.engine.layers import Residual
 from cflpriv.engine.models import Model
 from cflpriv.engine.run import chunks
@@ -400,7 +400,7 @@ def test_a_federation_records_the_way_taken() -> None:
     model = SMALL_MODELS["lenet5"]
     fed = federation(clients(model.shape, [8, 8, 8]))
     fed.compute(Train(model, lr=0.1), {"model": model.init(0)})
-    assert eye(fed).engine.paths == {("Train", "stacked" if native.library() is None else "native"): 3}
+    assert eye(fed).engine.paths == {("Train", "stacked" if compiled.library() is None else "native"): 3}
 
 
 def test_no_more_processes_start_than_a_machine_bears(monkeypatch: pytest.MonkeyPatch) -> None:

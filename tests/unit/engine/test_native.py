@@ -20,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cflpriv.engine import Engine, Streams, TaskInput, native
+from cflpriv.engine import Engine, Streams, TaskInput, compiled, native, step_noise
+from cflpriv.engine.compute import Kind
+from cflpriv.engine.device import in_use
 from cflpriv.engine.models import Model
 from cflpriv.engine.sgd import Local, Options
 from cflpriv.errors import CflprivWarning, TrainingDiverged
@@ -28,7 +30,7 @@ from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.tasks.training import Train
 from cflpriv.types import Array, ClientData
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernel is not built, or this processor has no AVX2")
+pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the kernel is not built, or this processor has no AVX2")
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
@@ -234,11 +236,39 @@ def test_options_that_the_kernel_lacks_stay_with_torch() -> None:
     assert not native.serves(replace(model, classes=1, loss="squared"), Options(0.1))
 
 
-def test_the_engine_torch_uses_no_kernel() -> None:
-    model = Model("lenet5", (1, 16, 16), 3)
-    engine = Engine("torch")
-    engine.run(Train(model, batch_size=4), inputs(model, [6, 6]))
-    assert engine.paths == {("Train", "stacked"): 2}
+@pytest.mark.parametrize(("kind", "path"), [("torch", "stacked"), ("sequential", "sequential")])
+def test_the_other_engines_use_no_library(kind: Kind, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for training nor for its noise."""
+
+    def fails() -> None:
+        raise AssertionError
+
+    for module in (native, step_noise):
+        monkeypatch.setattr(module, "library", fails)
+    model, engine = Model("lenet5", (1, 16, 16), 3), Engine(kind)
+    private: dict[str, Any] = {"clip_norm": 0.5, "sampling_rate": 0.3, "noise_multiplier": 1.0, "public_samples": 6}
+    for task in (Train(model, batch_size=4), Train(model, **private)):
+        engine.run(task, inputs(model, [6, 6]))
+    assert engine.paths == {("Train", path): 4}
+    with pytest.raises(AssertionError):
+        Engine().run(Train(model, **private), inputs(model, [6, 6]))
+
+
+def test_the_plain_loop_of_the_engine_takes_its_noise_from_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that the kernel and the stacked form lack."""
+    model = Model("sigmoid", (4,), 3, factory=lambda: nn.Sequential(nn.Linear(4, 3), nn.GELU()))
+    task = Train(model, clip_norm=0.5, sampling_rate=0.3, noise_multiplier=1.0, public_samples=6)
+    engine, filled, fill = Engine(), list[bool](), step_noise._fill
+
+    def counted(*arguments: Any) -> None:
+        filled.append(in_use().native)
+        fill(*arguments)
+
+    monkeypatch.setattr(step_noise, "_fill", counted)
+    engine.run(task, inputs(model, [6, 6]))
+    assert engine.paths == {("Train", "sequential"): 2}
+    assert filled
+    assert all(filled)
 
 
 def test_the_trial_finds_weights_that_leak_from_their_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,40 +328,40 @@ def test_arrays_in_any_order_are_read_as_they_are() -> None:
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = tmp_path / "native.cpp"
-    changed.write_bytes(native.SOURCES[0].read_bytes() + b"\n")
-    native.library.cache_clear()
+    changed.write_bytes(compiled.SOURCES[0].read_bytes() + b"\n")
+    compiled.library.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(native, "SOURCES", (changed, native.SOURCES[1]))
+        patch.setattr(compiled, "SOURCES", (changed, *compiled.SOURCES[1:]))
         with pytest.warns(CflprivWarning, match="other sources"):
-            assert native.library() is None
-    native.library.cache_clear()
-    assert native.library() is not None
+            assert compiled.library() is None
+    compiled.library.cache_clear()
+    assert compiled.library() is not None
 
 
 def test_a_missing_library_and_a_processor_without_avx2_leave_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = Model("lenet5", (1, 16, 16), 3)
     for change in ("file", "processor"):
-        native.library.cache_clear()
+        compiled.library.cache_clear()
         with monkeypatch.context() as patch:
             if change == "file":
-                patch.setattr(native, "FILE", tmp_path / "libnative.so")
+                patch.setattr(compiled, "FILE", tmp_path / "libnative.so")
             else:
                 patch.setattr("platform.machine", lambda: "x86_64")
                 patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
             engine = Engine()
             engine.run(Train(model, batch_size=4), inputs(model, [6, 6]))
             assert engine.paths == {("Train", "stacked"): 2}
-        native.library.cache_clear()
+        compiled.library.cache_clear()
 
 
 CHILD = """
 import sys
 from pathlib import Path
 
-from cflpriv.engine import native
+from cflpriv.engine import compiled, native
 
-native.FILE = Path(sys.argv[1])
-assert native.library() is not None
+compiled.FILE = Path(sys.argv[1])
+assert compiled.library() is not None
 import test_native
 
 private = {"clip_norm": 0.5, "sampling_rate": 0.3, "noise_multiplier": 1.0, "public_samples": 40, "momentum": 0.5}
@@ -359,18 +389,38 @@ def _everything() -> nn.Module:
     )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_path: Path) -> None:
-    """The library is built with the address and undefined-behaviour sanitisers and trains in a process of its own."""
+NOISE_CHILD = """
+import sys
+from pathlib import Path
+
+import torch
+
+from cflpriv.engine import compiled, step_noise
+
+compiled.FILE = Path(sys.argv[1])
+assert compiled.library() is not None
+keys = step_noise.keys_of([bytes([i]) * 32 for i in range(3)])
+for count in (1, 7, 64, 65_536 + 13):
+    assert step_noise.normals(keys, torch.tensor([1]), count, 2.0).isfinite().all()
+print("done")
+"""
+
+
+def sanitised(folder: Path, child: str, old: str = "", new: str = "") -> subprocess.CompletedProcess[str]:
+    """A process with the library, built with the address and undefined-behaviour sanitisers; with `new` for `old` in its sources."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    library, (source, header) = tmp_path / "libnative.so", native.SOURCES
-    digest = hashlib.sha256(source.read_bytes() + header.read_bytes()).hexdigest()
+    sources = {source.name: source.read_text(encoding="utf-8") for source in compiled.SOURCES}
+    assert sum(text.count(old) for text in sources.values()) == 1 or not old
+    for name, text in sources.items():
+        (folder / name).write_text(text.replace(old, new) if old else text, encoding="utf-8")
+    library = folder / "libnative.so"
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in compiled.SOURCES)).hexdigest()
     flags = ["-std=c++17", "-O1", "-g", "-mavx2", "-mfma", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    if platform.machine().lower() not in native.X86:
+    if platform.machine().lower() not in compiled.X86:
         flags = [flag for flag in flags if not flag.startswith("-m")]
-    subprocess.run([compiler, *flags, f'-DSOURCES="{digest}"', str(source), "-o", str(library)], check=True)
+    subprocess.run([compiler, *flags, f'-DSOURCES="{digest}"', str(folder / compiled.SOURCES[0].name), "-o", str(library)], check=True)
     runtime = [
         subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
@@ -378,12 +428,33 @@ def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(tmp_p
     here = Path(__file__)
     path = os.pathsep.join(str(folder) for folder in (ROOT, here.parent, ROOT / "tests" / "helpers"))
     settings_of_sanitisers = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(library)], env=os.environ | settings_of_sanitisers | {"PYTHONPATH": path}, capture_output=True,
-        encoding="utf-8", check=False, cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-c", child, str(library)], env=os.environ | settings_of_sanitisers | {"PYTHONPATH": path}, capture_output=True,
+        encoding="utf-8", check=False, cwd=folder,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", [CHILD, NOISE_CHILD], ids=["training", "noise"])
+def test_sanitisers_find_no_access_outside_of_memory_and_nothing_undefined(child: str, tmp_path: Path) -> None:
+    done = sanitised(tmp_path, child)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "done\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("child", "old", "new"),
+    [
+        (NOISE_CHILD, "for (int64_t i = 0; i < count; i++) {", "for (int64_t i = 0; i <= count; i++) {"),
+        (CHILD, "for (size_t k = 0; k < count; k++, sum += step)", "for (size_t k = 0; k <= count; k++, sum += step)"),
+    ],
+    ids=["normals", "noise that is added"],
+)
+def test_sanitisers_find_a_number_too_many(child: str, old: str, new: str, tmp_path: Path) -> None:
+    done = sanitised(tmp_path, child, old, new)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
 
 
 def test_a_layer_whose_weight_is_not_that_of_its_settings_stays_with_torch() -> None:

@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.special import ndtri
 from torch.cuda import jiterator
 
-from cflpriv.engine import step_noise
+from cflpriv.engine import compiled, step_noise
 from cflpriv.engine.device import CPU, Device
 from cflpriv.engine.step_noise import keys_of, keystream_words, noise_place, normals, tails
 from cflpriv.errors import CflprivWarning, InputError
@@ -37,6 +37,15 @@ RFC_8439: list[tuple[bytes, int, str, str]] = [  # key, counter, nonce, keystrea
     (bytes([0, 255]) + bytes(30), 2, "000000000000000000000000",
      "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096"),
 ]  # fmt: skip
+
+
+@pytest.fixture(params=["library", "torch"])
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes normals of words."""
+    if request.param == "torch":
+        monkeypatch.setattr(step_noise, "library", lambda: None)
+    elif compiled.library() is None:
+        pytest.skip("the library is not built, or this processor has no AVX2")
 
 
 def parts_of(nonce: bytes) -> tuple[int, int]:
@@ -158,6 +167,7 @@ def drawn_of(words: Array, more: Array, monkeypatch: pytest.MonkeyPatch) -> Arra
     return normals(keys_of([KEY]), torch.tensor([0]), words.size, 1.0)[0].numpy()
 
 
+@pytest.mark.usefixtures("maker")
 def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chance of a tail beyond each is the one that its bits say, to 1e-13 of it, and they are scipy's; the first bit is the sign."""
     words, more = crafted(1)
@@ -169,6 +179,7 @@ def test_normals_have_their_law_far_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.abs(drawn_of(np.array([0, -(2**63)]), np.zeros(2, dtype=np.int64), monkeypatch)) == pytest.approx([12.4, 12.4], abs=0.1)
 
 
+@pytest.mark.usefixtures("maker")
 def test_normals_are_normal_and_independent() -> None:
     """Kolmogorov and Smirnov's test of 120,000, and the correlations between clients, batches and neighbours."""
     two = keys_of([KEY, KEY[::-1]])
@@ -179,6 +190,7 @@ def test_normals_are_normal_and_independent() -> None:
     assert np.abs(np.mean(rows[:, 1:] * rows[:, :-1], axis=1)).max() < most
 
 
+@pytest.mark.usefixtures("maker")
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = normals(keys_of([KEY, bytes(32)]), torch.tensor([3]), 100, 0.5)
     assert torch.equal(whole[:1], normals(keys_of([KEY]), torch.tensor([3]), 100, 0.5)), "beside whatever clients"

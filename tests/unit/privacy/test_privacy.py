@@ -23,7 +23,7 @@ from small_runs import configured
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.handles import OwnAddend, Shared
 from cflpriv.contract.protection import Protection
-from cflpriv.engine import Engine, Streams, TaskInput, native
+from cflpriv.engine import Engine, Streams, TaskInput, compiled
 from cflpriv.engine.models import MODELS, Model
 from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.experiments import advance, load_config, parse_config, run_experiment
@@ -290,7 +290,7 @@ def test_the_engine_adds_the_same_noise_as_the_plain_loop(name: str, options: di
         for one, other in zip(engine.run(task, inputs), plain, strict=True):
             np.testing.assert_allclose(one["update"], other["update"], rtol=1e-9, atol=1e-12)
     assert torch_alone.paths == {("Train", "stacked"): 5}
-    assert kernel.paths == {("Train", "stacked" if native.library() is None or task.maml_lr else "native"): 5}
+    assert kernel.paths == {("Train", "stacked" if compiled.library() is None or task.maml_lr else "native"): 5}
 
 
 @pytest.mark.slow
