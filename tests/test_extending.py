@@ -298,8 +298,9 @@ def test_it_is_listed_and_swept(own: Path, tmp_path: Path, monkeypatch: pytest.M
     shorter = CONFIG.replace("rounds = 3", "rounds = 1").replace("[run]", '[run]\nplugins = ["own.py"]')
     grid.write_text(shorter + '\n[sweep]\nalgorithms = ["partly"]\nseeds = [0]\nattacks = ["seen"]\nbudget = "quick"\n', encoding="utf-8")
     assert in_process(monkeypatch, "sweep", str(grid), "--out", str(tmp_path / "runs")) == 0
-    (cell,) = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text(encoding="utf-8"))["cells"]
-    assert cell["attack"] == "seen"
+    cells = json.loads((tmp_path / "runs" / "partly-as_given-s0" / "audit.json").read_text(encoding="utf-8"))["cells"]
+    assert [cell["attack"] for cell in cells if cell["adversary"] == "server"] == ["seen"]
+    assert {cell["attack"] for cell in cells} <= {"seen", "coverage"}
 
 
 @pytest.mark.parametrize("given", [{}, {"sum": "haar"}, {"sum": "secagg", "min_cohort": 2}, {"sum": "rounded"}], ids=str)
