@@ -36,7 +36,7 @@ SCENE = population(groups=2, clients_per_group=5, samples=14, test_samples=2, sh
 ALIKE = population(groups=1, clients_per_group=10, samples=14, test_samples=2, shape=(4,))
 BASE: Mapping[str, Mapping[str, Any]] = {
     "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
-    "training": {"rounds": 3, "batch_size": 7, "weights": "equal", "lr": 0.05, "lr_decay": 0.9},
+    "training": {"rounds": 3, "epochs": 1, "batch_size": 7, "weights": "equal", "lr": 0.05, "lr_decay": 0.9},
     "data": {"newcomers": 2},
     "run": {"evaluate_every": 100},
 }
@@ -80,7 +80,8 @@ def watched(algorithm: str, settings: Mapping[str, Any]) -> Iterator[Group]:
 
 def noisy(algorithm: str, settings: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Group]:
     """Without privacy, and with noise in secure sums, whose members used different models."""
-    privacy = {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3, "local": ["gram"] if algorithm == "pina" else []}
+    local = ["gram"] if algorithm == "pina" else []
+    privacy = {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3, "updates": "clipped", "local": local}
     hidden = with_keys(settings, **sections, privacy=privacy, protection={"sum": "secagg", "secagg_clip": 8.0})
     yield Group(algorithm, [with_keys(settings, **sections), hidden])
 
