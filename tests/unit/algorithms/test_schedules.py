@@ -108,7 +108,7 @@ def merged(algorithm: str, settings: Mapping[str, Any], **protection: Any) -> It
 def groups() -> list[Group]:
     """All runs."""
     half = {"participation": 0.5, "rounds": 4}
-    early = {"moments": 1, "cell_steps": 1, "centre_steps": 2, "draws": 19}
+    early = {"moments": 1, "cell_steps": 1, "draws": 19}
     seven = {"rounds": 7}
     return [
         Group("fedavg", [with_keys()]),
@@ -145,8 +145,8 @@ def groups() -> list[Group]:
         Group("private_clusters", [with_keys({"k": 1})]),
         *noisy("private_clusters", {"k": 2, "train_early": False, **early}, training=seven),
         *noisy("private_clusters", {"k": 2, "train_early": True, **early}, training=seven),
-        *found("private_clusters", {**early, "moments": 2}, training={"rounds": 8}),
-        *found("private_clusters", {**early, "train_early": True, "moments": 2}, training={"rounds": 8}),
+        *found("private_clusters", {**early, "alpha": 0.3, "moments": 2}, training={"rounds": 8}),
+        *found("private_clusters", {**early, "alpha": 0.3, "train_early": True, "moments": 2}, training={"rounds": 8}),
         Group("cfl", [with_keys({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
         Group("cfl", [with_keys({"alpha": 0.05, "draws": 80, "patience": 1, "settle": 0}, ALIKE, training={"rounds": 5})]),
         *watched("cfl", {"alpha": 0.05, "draws": 40, "watch": True, "settle": 0, "patience": 1}),
