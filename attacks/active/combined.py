@@ -15,7 +15,7 @@ from ...algorithms.pfedlia.influence import Influence
 from ...contract.handles import Held
 from ...errors import InputError
 from ...protocols.errors import ProtocolError
-from ...tasks.cluster_shares import TrainInBlock
+from ...tasks.cluster_shares import BLOCK_COUNT, TrainInBlock
 from ...tasks.evaluation import Losses
 from .other_settings import sum_under
 from .outcome import ActiveAttack, ActiveFigure, ActiveGuess, pairwise_sums
@@ -78,10 +78,13 @@ def own_block(run: AttackRun) -> ActiveGuess:
     choice, own = unique_choice(run)
     guess, note, model = None, "" if own >= 0 or choice is None else "no choice is a single client's", run.scene.model
     if choice is not None and own >= 0:
-        held = run.fed.compute(TrainInBlock(run.scene.train, OFFERED), {"model": [model] * OFFERED}, which=choice)["blocks"]
+        task = TrainInBlock(
+            run.scene.train, OFFERED, run.fed.protection.secagg_clip / BLOCK_COUNT
+        )  # its count is the largest number of a sum
+        held = run.fed.compute(task, {"model": [model] * OFFERED}, which=choice)["blocks"]
         summed = sum_under(run, held, run.clients, 1)
         if summed is not None and run.victim in summed.survivors:
-            guess = summed.total[own * model.size : (own + 1) * model.size]
+            guess = summed.total.reshape(OFFERED, -1)[own, :-1]
     return ActiveGuess(guess, "update", run.honest, note)
 
 

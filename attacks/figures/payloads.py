@@ -58,7 +58,7 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("compute", "parameters", "anchor", "data", _MODELS),
     PayloadPart("compute", "parameters", "start|summed|label|clients|counted", "public"),
     PayloadPart("compute", "parameters", "labels", "data", ("cluster_identity",)),
-    PayloadPart("compute", "parameters", "prototypes|control|short_centre|moves", "data"),
+    PayloadPart("compute", "parameters", "prototypes|control|centre|moves", "data"),
     PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES + _ALIKE),
     PayloadPart("mean", "update", "prototype", "data", _ALIKE, leaves="mean features of classes"),
     PayloadPart("mean", "update", "control", "data", _ALIKE),

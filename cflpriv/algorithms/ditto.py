@@ -78,7 +78,7 @@ class TrainBoth:
     def _together(self, shared: Result, personal: Result, own: TaskInput) -> Result:
         if not shared or not personal:
             return {}
-        return {"update": shared["update"], "trained": shared["trained"], MEMORY: own.array("model") + np.asarray(personal["update"])}
+        return {"update": shared["update"], "trained": shared["trained"], MEMORY: np.asarray(personal["trained"])}
 
 
 @ranged("algorithm")

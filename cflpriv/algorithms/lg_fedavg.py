@@ -71,9 +71,9 @@ class TrainParted(AroundTraining):
         return replace(task_input, params={"model": _whole(self.train.model, self.cut, self.seed, task_input)})
 
     def after(self, task_input: TaskInput, inner: TaskInput, result: Result) -> Result:
-        update = np.asarray(result["update"])
+        update = np.asarray(result["trained"].second)  # of all layers, as trained
         trained = inner.array("model") + update
-        return {"update": update[self.cut :].copy(), "trained": trained, MEMORY: trained[: self.cut].copy()}
+        return {"update": self.train.sent(update[self.cut :].copy()), "trained": trained, MEMORY: trained[: self.cut].copy()}
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def _schedule(settings: PacflSettings) -> Schedule:
 
 
 def _tuning(settings: PacflSettings) -> TrainApart:
-    return TrainApart(replace(settings.train, epochs=settings.fine_tune_epochs))
+    return TrainApart(replace(settings.train, epochs=settings.fine_tune_epochs, update_norm=0.0))
 
 
 def _rule(beta: float | None, k: int | None, cut: Rule | None, untested: bool) -> Rule:

@@ -1,17 +1,18 @@
 """Clusters from noisy sums over clients, where the server sees no client's vector: directions, cells, and a test of the partition.
 
-The order is: the eigenvectors of a noisy second moment of which the noise is known (`directions_of`); counts and means of cells, of clients
-that chose the nearest of public points in that subspace, refined a few times (`moved_cells`); Ward's tree of the cells (`tree_of`); and a
-test of the tree against simulated clients without groups, Gaussian with the same moment, whose cells are found in the same way with the
-same noise (`partition_of`). Everything here is computed from sums that carry their noise already, so it costs no privacy.
+The order is: the eigenvectors of a noisy second moment of which the noise is known (`directions_of`), scaled so that clients' means vary
+alike along each (`whitened`); counts and means of cells, of clients that chose the nearest of public points there, refined a few times
+(`moved_cells`); Ward's tree of the cells (`tree_of`); and a test of the tree against simulated clients without groups, Gaussian with the
+same moment, whose cells are found in the same way with the same noise (`partition_of`). Everything here is computed from sums that carry
+their noise already, so it costs no privacy.
 
 Source: this project. Known are the edge of a symmetric Gaussian matrix (Wigner), shrinking of eigenvalues above it (Benaych-Georges &
 Nadakuditi 2011), and a test against one Gaussian with the same spectrum (SigClust, Liu et al. 2008). `clustering.group_test` is the same
 idea for clients that can be compared.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,12 +29,15 @@ __all__ = [
     "moved_cells",
     "partition_of",
     "tree_of",
+    "whitened",
 ]
 
 MOST_DIRECTIONS = 8
 """More directions than this are left out: cells would hold too few clients."""
 CELLS_A_CLUSTER = 4
 """So many cells are drawn for each cluster that there may be."""
+WEAKEST = 0.1
+"""Directions are scaled alike if their variance is at least this share of the largest; weaker ones stay weaker."""
 BULK = 0.404
 """The median of the absolute eigenvalues of a symmetric Gaussian matrix, over its edge (of the semicircle law)."""
 ABOVE = 0.5
@@ -78,18 +82,29 @@ def directions_of(moment: Array, noise: float, offset: float = 0.0, fewest: int 
     return Directions(np.ascontiguousarray(vectors[:, :s]), np.maximum(variances, least), values, edge)
 
 
-def first_cells(variances: Array, draws: Stream) -> Array:
-    """Random points (m, s) with the variances (s,) of the clients' means, for clients to choose from."""
-    s = len(variances)
-    return np.asarray(draws.standard_normal((CELLS_A_CLUSTER * (s + 1), s)) * np.sqrt(variances))
+def whitened(directions: Directions) -> Directions:
+    """The directions, each divided by the deviation of clients' means along it, so that these have variance 1 along every one.
 
-
-def moved_cells(cells: Array, counts: Array, residuals: Array, radius: float, noise: float) -> Array:
-    """Cells (m, s) moved by the noisy mean residual of their clients, at most by the radius.
-
-    `counts` (m,) and `residuals` (m, s), in units of the radius, are noisy sums; `noise` is the standard deviation of a count. A mean is
-    shrunk where a cell's count is not well above it.
+    Else cells and radius would follow the strongest direction, and groups that differ in a weak one would share cells. The variance of a
+    direction counts as no less than `WEAKEST` of the largest: far beside strong ones it is sampling noise of the clients. Computed from a
+    moment that was released with its noise, it costs no privacy.
     """
+    scales = np.maximum(directions.variances, WEAKEST * directions.variances.max(initial=0.0))
+    return replace(directions, basis=directions.basis / np.sqrt(scales), variances=directions.variances / scales)
+
+
+def first_cells(s: int, draws: Stream) -> Array:
+    """Random points (m, s) with the variance of the clients' means in whitened directions, for clients to choose from."""
+    return draws.standard_normal((CELLS_A_CLUSTER * (s + 1), s))
+
+
+def moved_cells(cells: Array, counts: Array, residuals: Array, noise: float) -> Array:
+    """Cells (m, s) moved by the noisy mean residual of their clients, at most by √s, the deviation of clients' means.
+
+    `counts` (m,) and `residuals` (m, s), in units of √s, are noisy sums; `noise` is the standard deviation of a count. A mean is shrunk
+    where a cell's count is not well above it.
+    """
+    radius = np.sqrt(cells.shape[1])
     counts = np.maximum(counts, 1.0)
     steps = residuals * (radius / (counts + noise))[:, None]
     clipped = np.minimum(1.0, radius / np.maximum(np.linalg.norm(steps, axis=1), 1e-12))
@@ -151,46 +166,48 @@ class CellPartition:
 class Alike:
     """What clients without groups would be: `clients` of them, Gaussian with `variances` (s,).
 
-    `radius` and `steps` are those by which cells are found; `noise_of_counts` and `noise_of_residuals` the standard deviations of the noise
-    in the sums of counts, and of residuals over the radius.
+    Cells are found in `steps` sums; `noise_of_counts` and `noise_of_residuals` are the standard deviations of the noise in the sums of
+    counts, and of residuals over √s.
     """
 
     clients: int
     variances: Array
-    radius: float
     steps: int
     noise_of_counts: float
     noise_of_residuals: float
 
-    def cells(self, start: Array, draws: Stream) -> tuple[Array, Array]:
-        """Cells (m, s) and their noisy counts (m,), found from points of the start as those of real clients are."""
-        places = draws.standard_normal((self.clients, len(self.variances))) * np.sqrt(self.variances)
-        cells, counts = start, np.zeros(len(start))
+    def cells(self, draws: Stream) -> tuple[Array, Array]:
+        """Cells (m, s) and their noisy counts (m,), found as those of real clients are."""
+        s = len(self.variances)
+        places = draws.standard_normal((self.clients, s)) * np.sqrt(self.variances)
+        cells = first_cells(s, draws)
+        counts = np.zeros(len(cells))
         for _ in range(self.steps):
             nearest = (np.square(cells).sum(1) - 2 * places @ cells.T).argmin(1)
-            residuals = (places - cells[nearest]) / self.radius
+            residuals = (places - cells[nearest]) / np.sqrt(s)
             residuals /= np.maximum(1.0, np.linalg.norm(residuals, axis=1))[:, None]
             sums = np.zeros_like(cells)
             np.add.at(sums, nearest, residuals)
             counts = np.bincount(nearest, minlength=len(cells)) + draws.standard_normal(len(cells)) * self.noise_of_counts
             sums += draws.standard_normal(cells.shape) * self.noise_of_residuals
-            cells = moved_cells(cells, counts, sums, self.radius, self.noise_of_counts)
+            cells = moved_cells(cells, counts, sums, self.noise_of_counts)
         return cells, counts
 
 
-def partition_of(cells: Array, counts: Array, alike: Alike, starts: Callable[[Stream], Array], alpha: float, draws: int, rng: Stream,
-                 k: int | None = None) -> CellPartition:  # fmt: skip
+def partition_of(
+    cells: Array, counts: Array, alike: Alike, alpha: float, draws: int, rng: Stream, k: int | None = None
+) -> CellPartition:  # fmt: skip
     """The clusters of cells (m, s) with noisy counts (m,), if a test at level `alpha` finds any.
 
     The number is that of 2 to s + 1 (k means in general position span k − 1 directions) whose parts leave the least of the sum of squares
-    inside, in standard deviations of `draws` simulated cases without groups, whose cells begin at `starts`. p is the share of these (with
+    inside, in standard deviations of `draws` simulated cases without groups. p is the share of these (with
     +1 / +1) that leave as little at any number of parts. Above `alpha` the answer is one cluster. With `k` nothing is tested.
     """
     points, weights = _kept(cells, counts, alike.noise_of_counts)
     tree = tree_of(points, weights)
     if k is not None:
         return CellPartition(_centres(points, weights, tree, min(k, len(points))), None)
-    simulated = [tree_of(*_kept(*alike.cells(starts(rng), rng), alike.noise_of_counts)) for _ in range(draws)]
+    simulated = [tree_of(*_kept(*alike.cells(rng), alike.noise_of_counts)) for _ in range(draws)]
     usual = {number: [null for null in simulated if number + 1 in null.heights] for number in range(2, cells.shape[1] + 2)}
     numbers = [number for number, nulls in usual.items() if number + 1 in tree.heights and len(nulls) > FEWEST_NULLS * draws]
     if not numbers:

@@ -131,6 +131,11 @@ class Movement:
             vector[bent] += self.more_anchor * self.anchor[bent]
         return vector if dtype is None else vector.astype(dtype, copy=False)
 
+    def scaled(self, factor: float) -> "Movement":
+        """The movement times a factor."""
+        moved = self.more_start * factor, self.more_anchor * factor
+        return Movement(self.a * factor, self.tail * factor, self.width, *moved, self.start, self.anchor, self.model, self.data)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Everything but the data, which whoever asked for the update has at hand."""
         parts = self.a, self.tail, self.width, self.more_start, self.more_anchor, self.start, self.anchor, self.model

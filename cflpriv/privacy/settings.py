@@ -88,6 +88,13 @@ class Privacy:
             "[0, 1)",
         ),
     ] = 0.0
+    updates: Annotated[
+        Literal["scaled", "clipped"] | None,
+        Key(
+            "unit `client`: an update of local training is scaled to `clip_norm`, up or down, or only clipped to it. Both cost the same.",
+            default="scaled; clipped with `clip_quantile`",
+        ),
+    ] = None
     clip_rate: Annotated[
         float, Key("How fast the clip norm follows its quantile: its logarithm moves by up to so much a sum, but for noise.", "(0, inf)")
     ] = 0.2
@@ -108,6 +115,10 @@ class Privacy:
         if self.correlated and self.unit != "client":
             raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         self._check_clip_quantile()
+        if self.updates and self.unit != "client":
+            raise InputError(
+                f"privacy.updates = {self.updates!r} with privacy.unit = {self.unit!r}: is of whole updates, for unit = 'client'"
+            )
         if self.sampling != "poisson":
             raise InputError(
                 f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "
@@ -126,6 +137,13 @@ class Privacy:
                 f"{key} with privacy.correlated = true: noise that takes back part of earlier noise needs one scale for the whole run; use "
                 "clip_quantile = 0 or correlated = false"
             )
+        if self.clip_quantile and self.updates == "scaled":
+            raise InputError(f"{key} with privacy.updates = 'scaled': the quantile is of lengths, and all would have one; use 'clipped'")
+
+    @property
+    def update_norm(self) -> float:
+        """The length that local training scales an update to; 0: its own."""
+        return self.clip_norm if self.unit == "client" and (self.updates or "scaled") == "scaled" and not self.clip_quantile else 0.0
 
     @property
     def budget(self) -> PrivacyBudget:

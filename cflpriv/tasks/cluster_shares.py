@@ -2,12 +2,16 @@
 
 Every contribution is one vector of Euclidean norm at most `norm`, computed at public values of earlier sums, so a sum of them with Gaussian
 noise is one Gaussian mechanism. Its last `BLANK` numbers are zero for every client: what a sum holds there is noise and nothing else, and
-tells the server how large the noise is, whatever protection added it. `noise_in`, `moment_of`, `cells_of`,
-`clusters_of` and `counted_blocks` read a sum that the server received.
+tells the server how large the noise is, whatever protection added it. `noise_in`, `moment_of`, `cells_of` and `counted_blocks` read a sum
+that the server received.
+
+Guarantee, of every contribution: whatever the client's data and the server's values are, its norm is at most `norm`, so one client more or
+less (whose neighbour's contribution is zero) moves a sum by no more. A value that is not finite has no norm; it counts as a contribution of
+zeros where clients are asked to bound it. Reveals: nothing but the sum, up to its noise.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import inf, sqrt
@@ -21,45 +25,53 @@ from ..engine.sample_gradients import summed_directions
 from ..protocols.sketch import public_sketch
 from ..randomness import stream
 from ..types import Array, Parts
-from .evaluation import EvaluateUsed
 from .fold_gradients import fold_weights
 from .halves import HALVES
 from .training import Train
 
 __all__ = [
-    "BLANK", "BLOCK_COUNT", "CellShare", "CentreShare", "ChooseCluster", "ClusterShare", "EvaluateChosen", "MomentShare", "TrainInBlock",
-    "cells_of", "clusters_of", "counted_blocks", "moment_of", "noise_in",
+    "BLANK", "BLOCK_COUNT", "CellShare", "CentreShare", "ChooseCluster", "MomentShare", "TrainInBlock", "cells_of", "counted_blocks",
+    "moment_of", "noise_in",
 ]  # fmt: skip
 
 BLANK = 256
-"""So many numbers of each contribution are zero: the noise in a sum of them is known to about 4 per cent, of twelve sums to 1."""
+"""So many numbers of each contribution are zero: the noise in a sum of them is known to about 4 per cent, of seven sums to 2."""
 LENGTH_PART = 0.3
 """The part of the length of a contribution to a moment that tells how long the client's product was."""
+SPLITS = 32
+"""Random halves are dealt so often, and their products averaged before they are scaled: less of the length is then sampling noise."""
 LONGEST = 3.0
 """A product of halves is counted as no longer than this (that of two unit vectors at an angle is shorter than 1)."""
 CELL_COUNT, CELL_RESIDUAL, CELL_SQUARES = sqrt(0.4), sqrt(0.4), sqrt(0.2)
 """How the length of a contribution to cells is divided: the count, the residual, and the squares of its coordinates."""
-CLUSTER_COUNT, CLUSTER_VECTOR = 0.5, sqrt(0.75)
-"""The same of a contribution to clusters: the count, and the vector."""
 LARGEST_SQUARE = 4.0
 """Squares of coordinates are sent in units of this times the squared radius."""
 BLOCK_COUNT = 0.25
 """The part of the length of a contribution of counted blocks that is the count: the update keeps √(15/16) of the length."""
 MOST_REMEMBERED = 4096
-"""A process remembers the means of the last so many clients, 2 kB each."""
-_REMEMBERED: dict[tuple[Hashable, ...], Array] = {}
+"""A process remembers the vectors of the last so many clients, 5 kB each."""
+_REMEMBERED: dict[tuple[Hashable, ...], "ShortVectors"] = {}
 ROUNDING = 1e-6
 """Counted blocks are shorter by this share than they may be, so that rounding in float32 does not make them longer."""
 
 
+@dataclass(frozen=True, eq=False)
+class ShortVectors:
+    """A client's vector (r,) of norm 1, or 0 without a gradient; and of random halves, over the length of that of all samples, their mean
+    (r,) and the mean (r, r) of the symmetric products of two."""
+
+    vector: Array
+    half: Array
+    product: Array
+
+
 @dataclass(frozen=True)
 class ClientVectors:
-    """What the tasks below have in common: a client's public sketch of its mean gradient at the model "start".
+    """What the tasks below have in common: a client's short vector, a public projection of its mean gradient at the model "start".
 
     Each sample's gradient has norm 1, and every label that the client has counts alike. The mean is sketched to `sketch` numbers (not at
-    all where the model has no more), and divided by its own length: the "whole" vector. The "short" vector, for second moments and cells,
-    is projected to `directions` dimensions before the division. `norm`: the length of a contribution at most. `seed`: of the public sketch
-    and projection.
+    all where the model has no more), projected to `directions` dimensions, and divided by its own length. `norm`: the length of a
+    contribution at most. `seed`: of the public sketch, projection and halves.
     """
 
     model: Model
@@ -76,86 +88,75 @@ class ClientVectors:
 
     @property
     def size(self) -> int:
-        """The length of a client's vector."""
+        """The length of a sketched gradient."""
         return min(self.sketch, self.model.dimension)
 
     @property
     def moment_size(self) -> int:
-        """The number of dimensions of a second moment."""
+        """The number of dimensions of a short vector, r."""
         return min(self.directions, self.size)
 
-    def whole(self, task_input: TaskInput) -> Array:
-        """The client's vector (size,), of norm 1, or 0 where it has no gradient."""
-        vector: Array = _over_first(self._mean(task_input))[0]
-        return vector
-
-    def short(self, task_input: TaskInput) -> Array:
-        """The client's short vector (moment_size,), of norm 1, or 0 where it has no gradient."""
-        vector: Array = _over_first(self._mean(task_input) @ self._projection())[0]
-        return vector
-
-    def halves(self, task_input: TaskInput, number: int) -> Array:
-        """The short vectors (2, moment_size) of two random halves, over the length of that of all. `InputError` for one sample."""
-        labels = task_input.data.y_train
-        weights = np.concatenate([_whole_weights(labels), fold_weights(labels, True, task_input.streams(f"halves {number}"))])
-        return _over_first(self._means(task_input, weights) @ self._projection())[1:]
-
-    def _mean(self, task_input: TaskInput) -> Array:
-        """The mean (1, size) over all samples. It is the same in every round, and asked for in each, so a process remembers it."""
+    def vectors(self, task_input: TaskInput) -> ShortVectors:
+        """The client's vectors. They are the same in every round, and asked for in each, so a process remembers them."""
         x, y, start = (
             np.ascontiguousarray(array) for array in (task_input.data.x_train, task_input.data.y_train, task_input.array("start"))
         )
         digest = blake2b(x.tobytes() + y.tobytes() + start.tobytes(), digest_size=16).digest()
-        key = (self.model, self.sketch, self.seed, x.shape, str(x.dtype), str(y.dtype), str(start.dtype), digest)
-        means = _REMEMBERED.get(key)
-        if means is None:
-            means = _REMEMBERED[key] = self._means(task_input, _whole_weights(task_input.data.y_train))
+        settings = self.model, self.sketch, self.directions, self.seed
+        key = (*settings, x.shape, str(x.dtype), str(y.dtype), str(start.dtype), digest)
+        vectors = _REMEMBERED.get(key)
+        if vectors is None:
+            vectors = _REMEMBERED[key] = self._computed(task_input)
             while len(_REMEMBERED) > MOST_REMEMBERED:
                 _REMEMBERED.pop(next(iter(_REMEMBERED)), None)
-        return means
+        return vectors
 
-    def _means(self, task_input: TaskInput, weights: Array) -> Array:
-        """Weighted means (rows, size) of the sketched gradients."""
-        rows = summed_directions(self.model, task_input.array("start"), task_input.data, weights)
+    def _computed(self, task_input: TaskInput) -> ShortVectors:
+        labels, r = task_input.data.y_train, self.moment_size
+        deals = stream(self.seed, "private clusters halves")  # of any data the same, so nothing has to be kept to compute them again
+        halves = [fold_weights(labels, True, deals) for _ in range(SPLITS if len(labels) >= HALVES else 0)]
+        rows = summed_directions(self.model, task_input.array("start"), task_input.data, np.concatenate([_whole_weights(labels), *halves]))
         if self.model.dimension > self.sketch:
             rows = np.asarray(public_sketch("private clusters", self.seed, self.model.dimension, self.sketch).apply(rows))
-        return rows
-
-    def _projection(self) -> Array:
-        """The public projection (size, moment_size), with orthonormal columns."""
-        return _projection(self.seed, self.size, self.moment_size)
+        rows = rows @ _projection(self.seed, self.size, r)
+        length = float(np.linalg.norm(rows[0]))
+        rows = rows / length if length > 0 else np.zeros_like(rows)
+        pairs = rows[1:].reshape(-1, HALVES, r)
+        if not len(pairs):
+            return ShortVectors(rows[0], np.zeros(r), np.zeros((r, r)))
+        product = pairs[:, 0].T @ pairs[:, 1] / len(pairs)
+        return ShortVectors(rows[0], pairs.mean((0, 1)), (product + product.T) / 2)
 
     def _contribution(self, *numbers: Array) -> Result:
         """One vector of norm at most `norm`, and the blanks."""
         vector = np.concatenate([*(np.ravel(part) for part in numbers), np.zeros(BLANK)])
-        return {"contribution": vector * (self.norm / max(1.0, float(np.linalg.norm(vector))))}
+        return {"contribution": _within(vector) * self.norm}
 
 
 @dataclass(frozen=True)
 class CentreShare(ClientVectors):
-    """The client's whole and short vectors, each times √½. Part: "contribution" (size + moment_size + BLANK,)."""
+    """The client's short vector. Part: "contribution" (moment_size + BLANK,)."""
 
     def run(self, task_input: TaskInput) -> Result:
-        return self._contribution(self.whole(task_input) * sqrt(0.5), self.short(task_input) * sqrt(0.5))
+        return self._contribution(self.vectors(task_input).vector)
 
 
 @dataclass(frozen=True)
 class MomentShare(ClientVectors):
-    """The symmetric product of the two halves' short vectors minus the public "short_centre", scaled to one length for all.
+    """The symmetric product of two halves' short vectors minus the public "centre", the mean of `SPLITS` splits, scaled to one length.
 
     Errors of different halves are independent, so the mean over clients has no part of a client's sampling noise. Part: "contribution"
     (r (r + 1) / 2 + 1 + BLANK,), with r = moment_size: the upper triangle (off the diagonal times √2), and the product's length before. A
     client with fewer than two samples contributes zeros.
     """
 
-    number: int = 0
-
     def run(self, task_input: TaskInput) -> Result:
         rows, columns, scale = _triangle(self.moment_size)
         if len(task_input.data.y_train) < HALVES:
             return self._contribution(np.zeros(len(rows) + 1))
-        a, b = self.halves(task_input, self.number) - task_input.array("short_centre")
-        product = (a[rows] * b[columns] + a[columns] * b[rows]) / 2 * scale
+        own, centre = self.vectors(task_input), task_input.array("centre")
+        around = own.product - np.outer(own.half, centre) - np.outer(centre, own.half) + np.outer(centre, centre)
+        product = around[rows, columns] * scale
         length = float(np.linalg.norm(product))
         unit = product / length if length > 0 else product
         return self._contribution(unit * sqrt(1 - LENGTH_PART**2), np.array([LENGTH_PART * min(1.0, length / LONGEST)]))
@@ -165,82 +166,48 @@ class MomentShare(ClientVectors):
 class CellShare(ClientVectors):
     """A count and a residual in the block of the nearest of the public "cells" (m, s).
 
-    They are points among the coordinates of short vectors minus "short_centre" along the "basis" (moment_size, s). A residual longer than
-    "radius" () is clipped. With them goes the square of each coordinate. Part: "contribution" (m · (1 + s) + s + BLANK,).
+    They are points among the coordinates of short vectors minus "centre" along the "basis" (moment_size, s). A residual longer than √s is
+    clipped: the basis is scaled so that clients' means have variance 1 in each direction. With them goes the square of each coordinate.
+    Part: "contribution" (m · (1 + s) + s + BLANK,).
     """
 
     spread: ClassVar[float] = inf  # a client may be alone in its cell
 
     def run(self, task_input: TaskInput) -> Result:
-        cells, radius = task_input.array("cells"), float(task_input.array("radius"))
-        place = (self.short(task_input) - task_input.array("short_centre")) @ task_input.array("basis")
-        nearest = int(np.square(cells - place).sum(1).argmin())
-        residual = (place - cells[nearest]) / radius
-        residual /= max(1.0, float(np.linalg.norm(residual)))
+        cells = task_input.array("cells")
+        nearby = cells / sqrt(cells.shape[1])
+        place = (self.vectors(task_input).vector - task_input.array("centre")) @ task_input.array("basis") / sqrt(cells.shape[1])
+        nearest = int(np.square(nearby - place).sum(1).argmin())
         blocks = np.zeros((len(cells), 1 + cells.shape[1]))
-        blocks[nearest] = CELL_COUNT, *(CELL_RESIDUAL * residual)
-        squares = np.square(place / radius) / LARGEST_SQUARE
-        squares /= max(1.0, float(np.linalg.norm(squares)))
-        return self._contribution(blocks, CELL_SQUARES * squares)
+        blocks[nearest] = CELL_COUNT, *(CELL_RESIDUAL * _within(place - nearby[nearest]))
+        return self._contribution(blocks, CELL_SQUARES * _within(np.square(place) / LARGEST_SQUARE))
 
 
 @dataclass(frozen=True)
 class ChooseCluster(ClientVectors):
-    """The cluster of a client's vector v: the largest of "rows" (k, size) · (v − "centre") − "offsets" (k,). Part: "choice" ().
-
-    v is the whole vector, or with `by_short` the short one.
-    """
-
-    by_short: bool = False
+    """The cluster of a client's short vector v: the largest of "rows" (k, r) · (v − "centre") − "offsets" (k,). Part: "choice" ()."""
 
     parts: ClassVar[Parts] = {"choice": "choice"}
 
-    def choice(self, task_input: TaskInput) -> int:
-        """The number of the cluster."""
-        vector = self.short(task_input) if self.by_short else self.whole(task_input)
-        return int((task_input.array("rows") @ (vector - task_input.array("centre")) - task_input.array("offsets")).argmax())
-
     def run(self, task_input: TaskInput) -> Result:
-        return {"choice": np.array(self.choice(task_input))}
-
-
-@dataclass(frozen=True)
-class ClusterShare(ClientVectors):
-    """A count and the whole vector minus "centre" (size,) in the block of the client's own "choice" () among `k` clusters.
-
-    The difference is divided by "radius" () and clipped to norm 1. Part: "contribution" (k · (1 + size) + BLANK,).
-    """
-
-    k: int = 1
-
-    @property
-    def spread(self) -> float:
-        """Of the weights inside a contribution: a client may be alone in its block."""
-        return inf if self.k > 1 else 1.0
-
-    def run(self, task_input: TaskInput) -> Result:
-        vector = (self.whole(task_input) - task_input.array("centre")) / float(task_input.array("radius"))
-        vector /= max(1.0, float(np.linalg.norm(vector)))
-        blocks = np.zeros((self.k, 1 + self.size))
-        blocks[int(task_input.array("choice"))] = CLUSTER_COUNT, *(CLUSTER_VECTOR * vector)
-        return self._contribution(blocks)
+        place = self.vectors(task_input).vector - task_input.array("centre")
+        return {"choice": np.array(int((task_input.array("rows") @ place - task_input.array("offsets")).argmax()))}
 
 
 @dataclass(frozen=True)
 class TrainInBlock:
     """Local training from the model of the client's choice; its update stands in the block of that choice, with zeros in all others.
 
-    Part: "blocks" (k, d). Kept by the client: "trained" (d,). So one sum over all clients holds the sum of each cluster, and nobody but the
-    client knows its cluster. A client sends k times as many numbers as the model has.
+    Part: "blocks" (k, d + 1). Kept by the client: "trained" (d,). So one sum over all clients holds the sum of each cluster, and nobody but
+    the client knows its cluster. A client sends k times as many numbers as the model has.
 
-    With `norm` above 0 the blocks are counted, (k, d + 1): the last number of one block is `BLOCK_COUNT` · norm, that of the given
-    "counted" (), or else of the choice. The update is clipped to the rest of `norm`, so counts are exact where contributions are clipped to
-    `norm` as a whole.
+    The last number of one block is `BLOCK_COUNT` · `norm`, that of the given "counted" (), or else of the choice. The update is clipped to
+    the rest of `norm`, so counts are exact where contributions are clipped to `norm` as a whole.
     """
 
     train: Train
     k: int
-    norm: float = 0.0
+    norm: float
 
     parts: ClassVar[Parts] = {"blocks": "summed"}
     keeps: ClassVar[tuple[str, ...]] = ("trained",)
@@ -269,45 +236,11 @@ class TrainInBlock:
         update = np.asarray(result["update"])
         if not isinstance(task_input.choice, int):
             raise TypeError("TrainInBlock: expected one choice of a list of models")
-        blocks = np.zeros((self.k, len(update) + (self.norm > 0)), dtype=update.dtype)
-        if self.norm > 0:
-            room = self.norm * sqrt(1 - BLOCK_COUNT**2) * (1 - ROUNDING)
-            update = update * (room / max(room, float(np.linalg.norm(update.astype(np.float64)))))
-            blocks[int(task_input.array("counted")) if "counted" in task_input.params else task_input.choice, -1] = self.norm * BLOCK_COUNT
-        blocks[task_input.choice, : len(update)] = update
+        blocks = np.zeros((self.k, len(update) + 1), dtype=update.dtype)
+        room = self.norm * sqrt(1 - BLOCK_COUNT**2) * (1 - ROUNDING)
+        blocks[int(task_input.array("counted")) if "counted" in task_input.params else task_input.choice, -1] = self.norm * BLOCK_COUNT
+        blocks[task_input.choice, :-1] = update * (room / max(room, float(np.linalg.norm(update.astype(np.float64)))))
         return {"blocks": blocks, "trained": result["trained"]}
-
-
-@dataclass(frozen=True)
-class EvaluateChosen:
-    """Evaluate the one of the list "model" that belongs to the client's cluster, see `ChooseCluster`.
-
-    Parts: those of `Evaluate`, and "choice" ().
-    """
-
-    choose: ChooseCluster
-
-    keeps: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def parts(self) -> Parts:
-        return {**EvaluateUsed(self.choose.model).parts, "choice": "choice"}
-
-    def used(self, task_input: TaskInput) -> Array:
-        """The model (d,) that the client uses."""
-        return self._models(task_input)[self.choose.choice(task_input)]
-
-    def run(self, task_input: TaskInput) -> Result:
-        chosen = self.choose.choice(task_input)
-        model = self._models(task_input)[chosen]
-        result = EvaluateUsed(self.choose.model).run(_with_model(task_input, model))
-        return {**result, "choice": np.array(chosen)}
-
-    def _models(self, task_input: TaskInput) -> list[Array]:
-        models = task_input.params["model"]
-        if not isinstance(models, list):
-            raise TypeError("parameter 'model': EvaluateChosen takes a list of models")
-        return models
 
 
 # --- what the server reads of a sum
@@ -327,16 +260,10 @@ def moment_of(total: Array, r: int) -> tuple[Array, float]:
 
 
 def cells_of(total: Array, m: int, s: int) -> tuple[Array, Array, Array]:
-    """Of a sum of `CellShare`s (norm 1) in s dimensions: counts (m,), sums of residuals (m, s) and of squares (s,), all over the radius."""
+    """Of a sum of `CellShare`s (norm 1) in s dimensions: counts (m,), sums of residuals (m, s) over √s, and of squares (s,) over s."""
     blocks = total[: m * (1 + s)].reshape(m, 1 + s)
     squares = total[m * (1 + s) : m * (1 + s) + s] * (LARGEST_SQUARE / CELL_SQUARES)
     return blocks[:, 0] / CELL_COUNT, blocks[:, 1:] / CELL_RESIDUAL, squares
-
-
-def clusters_of(total: Array, k: int) -> tuple[Array, Array]:
-    """Of a sum of `ClusterShare`s (norm 1): the counts (k,), and the sums (k, size) of vectors over the radius."""
-    blocks = total[:-BLANK].reshape(k, -1)
-    return blocks[:, 0] / CLUSTER_COUNT, blocks[:, 1:] / CLUSTER_VECTOR
 
 
 def counted_blocks(total: Array, norm: float) -> tuple[Array, Array]:
@@ -354,14 +281,9 @@ def _whole_weights(labels: Array) -> Array:
     return weights
 
 
-def _over_first(rows: Array) -> Array:
-    """Rows over the length of the first; zeros where that is 0."""
-    length = float(np.linalg.norm(rows[0]))
-    return np.asarray(rows / length) if length > 0 else np.zeros_like(rows)
-
-
-def _with_model(task_input: TaskInput, model: Array) -> TaskInput:
-    return replace(task_input, params={"model": model})
+def _within(vector: Array) -> Array:
+    """The vector, scaled down to norm 1 if it is longer."""
+    return np.asarray(vector / max(1.0, float(np.linalg.norm(vector))))
 
 
 @lru_cache(maxsize=8)

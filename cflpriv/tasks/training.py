@@ -34,6 +34,8 @@ __all__ = [
     "WeightDecay", "listening",
 ]  # fmt: skip
 
+NEGLIGIBLE = 1e-30
+"""An update no longer than this is left as it is: a factor that makes it longer would not be finite in float32."""
 ROUNDED = 1e-2
 """Rounding of the public part of a step may take at most so much of what one sample moves; on average it takes far less."""
 
@@ -78,6 +80,8 @@ class Train:
     sample's class in the given "prototypes" (classes, e), where a row of NaN pulls nothing (FedProto).
     With `optimizer` "adam" the step is `torch.optim.Adam`'s (its betas and epsilon, L2 weight decay) on g + prox·(θ − anchor) + correction,
     with fresh moments each time; it takes no momentum. Noise is added before, so a private training costs the same.
+    With `update_norm` above 0 "update" is scaled to that length, up or down (a zero update stays zero); "trained" is not. A contribution
+    that is clipped to the same norm afterwards costs what it would cost at any length up to the norm, and has the most signal for it.
     `frozen` names parameters, by prefix, that stay as given. `lr_decay` multiplies the rate once a round. A client whose parameters do not
     stay finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` takes no part in the round.
     """
@@ -101,6 +105,7 @@ class Train:
     relation: Relation = "add_remove"
     shares: Count = 0
     optimizer: Optimizer = "sgd"
+    update_norm: Amount = 0.0
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "training")
@@ -451,7 +456,16 @@ class Train:
                 f"client {task_input.data.id}: training in round {task_input.streams.round} ended with parameters that are not finite; "
                 f"lower training.lr (now {self.lr}), or set training.on_divergence = 'skip'"
             )
-        return {"update": update, "count": np.array(float(len(task_input.data.y_train))), "trained": Deferred(start, update)}
+        return {"update": self.sent(update), "count": np.array(float(len(task_input.data.y_train))), "trained": Deferred(start, update)}
+
+    def sent(self, update: Array | Movement) -> Array | Movement:
+        """What leaves the client of an update or of a part of it: with `update_norm` of that length, up to rounding in its dtype."""
+        if not self.update_norm:
+            return update
+        with np.errstate(over="ignore"):  # a longer update than float64 can square becomes zeros
+            length = float(np.linalg.norm(np.asarray(update, dtype=np.float64)))
+        factor = self.update_norm / length if length > NEGLIGIBLE else 1.0
+        return update.scaled(factor) if isinstance(update, Movement) else np.asarray(update * factor, dtype=update.dtype)
 
     def _frozen(self) -> list[bool]:
         return [any(name.startswith(prefix) for prefix in self.frozen) for name, _, _ in self.model.layout]

@@ -6,7 +6,7 @@ that it has without the update.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -24,13 +24,12 @@ __all__ = ["WithUpdate", "update_in"]
 class WithUpdate:
     """A contribution to a sum that finds clusters, and beside it an update of local training: one vector of norm at most `share.norm`.
 
-    The update is clipped to that norm. It has the part `part` of the squared length, the contribution the rest. It stands in the block of
-    the model that the client chose among `k`, with zeros in all others. Part: "contribution": that of `share`, then k · d numbers.
+    The update is clipped to that norm. It has the part `part` of the squared length, the contribution the rest. Part: "contribution": that
+    of `share`, then d numbers.
     """
 
     share: CentreShare | MomentShare | CellShare
     train: Train
-    k: int
     part: float
 
     parts: ClassVar[Parts] = {"contribution": "summed"}
@@ -38,8 +37,8 @@ class WithUpdate:
 
     @property
     def spread(self) -> float:
-        """Of the weights inside the blocks: a client may be alone in its block."""
-        return inf if self.k > 1 else 1.0
+        """That of `share`."""
+        return float(getattr(self.share, "spread", 1.0))
 
     def cost(self, task_input: TaskInput) -> int:
         return self.share.cost(task_input) + self.train.cost(task_input)
@@ -57,19 +56,13 @@ class WithUpdate:
     def _joined(self, task_input: TaskInput, result: Result) -> Result:
         if not result:  # its training diverged: it takes no part
             return {}
-        update = np.asarray(result["update"], dtype=np.float64)
-        blocks = np.zeros((self.k, len(update)))
-        blocks[task_input.choice if isinstance(task_input.choice, int) else 0] = clip(update, self.share.norm)
+        update = clip(np.asarray(result["update"], dtype=np.float64), self.share.norm)
         contribution = self.share.run(task_input)["contribution"]
-        return {"contribution": np.concatenate([sqrt(1 - self.part) * contribution, sqrt(self.part) * blocks.ravel()])}
+        return {"contribution": np.concatenate([sqrt(1 - self.part) * contribution, sqrt(self.part) * update])}
 
 
-def update_in(mean: Array, k: int, dimension: int, part: float) -> tuple[Array, Array]:
-    """Of a mean of `WithUpdate`s: that of the contributions to what finds clusters, and of updates by block (k, dimension).
-
-    Without a `part` there are no updates: k rows of none.
-    """
+def update_in(mean: Array, dimension: int, part: float) -> tuple[Array, Array]:
+    """Of a mean of `WithUpdate`s: that of the contributions to what finds clusters, and of updates (dimension,); without a `part` none."""
     if not part:
-        return mean, np.zeros((k, 0))
-    length = len(mean) - k * dimension
-    return mean[:length] / sqrt(1 - part), mean[length:].reshape(k, dimension) / sqrt(part)
+        return mean, np.zeros(0)
+    return mean[:-dimension] / sqrt(1 - part), mean[-dimension:] / sqrt(part)

@@ -315,7 +315,7 @@ class Config:
         t = self.training
         return Train(
             model, t.epochs, t.batch_size, self.lr_for(model), t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
-            optimizer=t.optimizer,
+            optimizer=t.optimizer, update_norm=self.privacy.update_norm,
         )  # fmt: skip
 
     def lr_for(self, model: Model) -> float:
@@ -331,15 +331,12 @@ class Config:
         out and set by a rule ("" where there are none)."""
         t = self.training
         lr = self.lr_for(self.model_for(population))
-        values = {"rounds": t.rounds, "batch_size": t.batch_size, "lr": lr}
+        values = {"rounds": t.rounds, "epochs": t.epochs, "batch_size": t.batch_size, "lr": lr}
         left_out = [key for key in values if isinstance(getattr(t, key), DerivedFloat | DerivedInt)]
         if not left_out:
             return self, ""
         named = ", ".join(f"training.{key} = {values[key]:.4g}" for key in left_out)
-        line = (
-            f"set for private training (they follow from epsilon, delta, samples, clients and the size of the model): {named}, with "
-            f"privacy.clip_norm = {self.privacy.clip_norm:g}"
-        )
+        line = f"set for private training (see `cflpriv explain training`): {named}, with privacy.clip_norm = {self.privacy.clip_norm:g}"
         plain = {key: lr if key == "lr" else int(values[key]) for key in left_out}
         return self.with_("training", **plain), line
 

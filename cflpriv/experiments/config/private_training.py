@@ -1,8 +1,11 @@
-"""Values of `[training]` for sample-level privacy, where the configuration leaves them out.
+"""Values of `[training]` for private training, where the configuration leaves them out.
 
-The usual values (batches of 10 samples, a learning rate of 0.01) move a model too little within a privacy budget: noise is divided by the
-size of a batch, and clipped gradients are short. All that enters is public: ε, δ, `privacy.samples`, the number of clients and of
-parameters, and what the configuration sets.
+At the client level, for every algorithm: `epochs` 10 and `batch_size` 0, ten steps along the full gradient. An update costs the same
+whatever it took, and one step is a poor use of it; its length is `privacy.clip_norm` at any learning rate (`privacy.updates`).
+
+At the sample level the usual values (batches of 10 samples, a learning rate of 0.01) move a model too little within a privacy budget:
+noise is divided by the size of a batch, and clipped gradients are short. All that enters is public: ε, δ, `privacy.samples`, the number of
+clients and of parameters, and what the configuration sets.
 
     batch_size  0: every sample is in every step (sampling rate 1). Among all rates this needs the least noise in all.
     rounds      100.
@@ -25,7 +28,8 @@ from .sections import TrainingSection
 
 __all__ = ["DerivedFloat", "DerivedInt", "derived_lr", "with_private_values"]
 
-ROUNDS, BATCH = 100, 0
+EPOCHS, BATCH = 10, 0
+ROUNDS = 100
 LARGEST, PATH, DRIFT = 8.0, 800.0, 45.0
 LARGEST_OF_NUMBERS = 0.25
 
@@ -39,12 +43,14 @@ class DerivedFloat(float):
 
 
 def with_private_values(training: TrainingSection, configured: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:
-    """The keys of `[training]` that a rule sets: those that are not `configured`, under sample-level privacy with a number of samples."""
-    if privacy.unit != "sample" or not privacy.samples:
-        return {}
-    values: dict[str, Any] = {"rounds": DerivedInt(ROUNDS), "batch_size": DerivedInt(BATCH)}
-    if training.optimizer == "sgd":
-        values["lr"] = DerivedFloat(LARGEST)
+    """The keys of `[training]` that a rule sets: those that are not `configured`. At the sample level it takes a number of samples."""
+    values: dict[str, Any] = {}
+    if privacy.unit == "client":
+        values = {"epochs": DerivedInt(EPOCHS), "batch_size": DerivedInt(BATCH)}
+    elif privacy.unit == "sample" and privacy.samples:
+        values = {"rounds": DerivedInt(ROUNDS), "batch_size": DerivedInt(BATCH)}
+        if training.optimizer == "sgd":
+            values["lr"] = DerivedFloat(LARGEST)
     return {key: value for key, value in values.items() if key not in configured}
 
 

@@ -36,7 +36,7 @@ SCENE = population(groups=2, clients_per_group=10, samples=30, test_samples=6, s
 NAMES = ("rr_cluster", "pina")
 BASE: dict[str, dict[str, Any]] = {
     "data": {"clients": 20}, "model": {"name": "linear"}, "algorithm": {"k": 2}, "run": {"insecure_test_entropy": True},
-    "training": {"rounds": 4, "batch_size": 0, "lr": 0.1, "weights": "equal"},
+    "training": {"rounds": 4, "epochs": 1, "batch_size": 0, "lr": 0.1, "weights": "equal"},
 }  # fmt: skip
 small_config = partial(configured, BASE)
 MODEL, TRAIN = model(SCENE, "float32"), training(SCENE, dtype="float32", batch_size=0)
@@ -212,7 +212,7 @@ def test_every_round_is_one_gaussian_and_the_run_costs_what_was_asked(name: str,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_little_noise_changes_little(name: str) -> None:
-    private = finished(small_config(name, training={"rounds": 3}, privacy=client_level(name, 1e7)), SCENE)
+    private = finished(small_config(name, training={"rounds": 3}, privacy={**client_level(name, 1e7), "updates": "clipped"}), SCENE)
     plain = finished(small_config(name, training={"rounds": 3}, algorithm={"norm": 0.5}), SCENE)
     for one, other in zip(private.state.models, plain.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=0.02)
@@ -224,7 +224,8 @@ def test_a_secure_sum_with_little_noise_gives_the_same(name: str) -> None:
     """Without any noise clients refuse it, because one may be alone in a block."""
     plain = finished(small_config(name, training={"rounds": 3}, algorithm={"norm": 0.5}), SCENE)
     protection = {"sum": "secagg", "min_cohort": 16, "secagg_mode": "passive"}
-    secure = finished(small_config(name, training={"rounds": 3}, privacy=client_level(name, 1e7), protection=protection), SCENE)
+    privacy = {**client_level(name, 1e7), "updates": "clipped"}
+    secure = finished(small_config(name, training={"rounds": 3}, privacy=privacy, protection=protection), SCENE)
     for one, other in zip(plain.state.models, secure.state.models, strict=True):
         np.testing.assert_allclose(one.value(), other.value(), atol=0.02)
     assert not {message.operation for message in secure.federation.transcript.messages} & {"gather", "relay"}

@@ -36,7 +36,7 @@ SCENE = population(groups=2, clients_per_group=5, samples=14, test_samples=2, sh
 ALIKE = population(groups=1, clients_per_group=10, samples=14, test_samples=2, shape=(4,))
 BASE: Mapping[str, Mapping[str, Any]] = {
     "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
-    "training": {"rounds": 3, "batch_size": 7, "weights": "equal", "lr": 0.05, "lr_decay": 0.9},
+    "training": {"rounds": 3, "epochs": 1, "batch_size": 7, "weights": "equal", "lr": 0.05, "lr_decay": 0.9},
     "data": {"newcomers": 2},
     "run": {"evaluate_every": 100},
 }
@@ -80,7 +80,8 @@ def watched(algorithm: str, settings: Mapping[str, Any]) -> Iterator[Group]:
 
 def noisy(algorithm: str, settings: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Group]:
     """Without privacy, and with noise in secure sums, whose members used different models."""
-    privacy = {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3, "local": ["gram"] if algorithm == "pina" else []}
+    local = ["gram"] if algorithm == "pina" else []
+    privacy = {"unit": "client", "epsilon": 100.0, "clip_norm": 1.0, "delta": 1e-3, "updates": "clipped", "local": local}
     hidden = with_keys(settings, **sections, privacy=privacy, protection={"sum": "secagg", "secagg_clip": 8.0})
     yield Group(algorithm, [with_keys(settings, **sections), hidden])
 
@@ -107,7 +108,7 @@ def merged(algorithm: str, settings: Mapping[str, Any], **protection: Any) -> It
 def groups() -> list[Group]:
     """All runs."""
     half = {"participation": 0.5, "rounds": 4}
-    early = {"moments": 1, "cell_steps": 1, "centre_steps": 2, "draws": 19}
+    early = {"moments": 1, "cell_steps": 1, "draws": 19}
     seven = {"rounds": 7}
     return [
         Group("fedavg", [with_keys()]),
@@ -144,8 +145,8 @@ def groups() -> list[Group]:
         Group("private_clusters", [with_keys({"k": 1})]),
         *noisy("private_clusters", {"k": 2, "train_early": False, **early}, training=seven),
         *noisy("private_clusters", {"k": 2, "train_early": True, **early}, training=seven),
-        *found("private_clusters", {**early, "moments": 2}, training={"rounds": 8}),
-        *found("private_clusters", {**early, "train_early": True, "moments": 2}, training={"rounds": 8}),
+        *found("private_clusters", {**early, "alpha": 0.3, "moments": 2}, training={"rounds": 8}),
+        *found("private_clusters", {**early, "alpha": 0.3, "train_early": True, "moments": 2}, training={"rounds": 8}),
         Group("cfl", [with_keys({"alpha": 0.05, "draws": 40, "settle": 0}, training={"rounds": 4})]),
         Group("cfl", [with_keys({"alpha": 0.05, "draws": 80, "patience": 1, "settle": 0}, ALIKE, training={"rounds": 5})]),
         *watched("cfl", {"alpha": 0.05, "draws": 40, "watch": True, "settle": 0, "patience": 1}),

@@ -28,7 +28,7 @@ from cflpriv.federation.server_state import KnownValue
 from cflpriv.federation.values import spread_of
 from cflpriv.plugins import TASKS
 from cflpriv.protocols.errors import TooFewClients
-from cflpriv.tasks.cluster_shares import CellShare, CentreShare, ClusterShare, MomentShare, TrainInBlock
+from cflpriv.tasks.cluster_shares import CellShare, CentreShare, MomentShare, TrainInBlock
 from cflpriv.tasks.joining import Join
 from cflpriv.tasks.with_update import WithUpdate
 from cflpriv.types import Parts
@@ -98,17 +98,16 @@ class Odd:
 
 
 BLOCKS: dict[str, Any] = {
-    "TrainInBlock": TrainInBlock(TRAIN, 2), "TrainInBlock, counted": TrainInBlock(TRAIN, 3, 1.0), "CellShare": CellShare(TRAIN.model),
-    "ClusterShare": ClusterShare(TRAIN.model, k=2), "WithUpdate": WithUpdate(CentreShare(TRAIN.model), TRAIN, 2, 0.5),
-    "WithUpdate of cells": WithUpdate(CellShare(TRAIN.model), TRAIN, 1, 0.5), "RobustStep": RobustStep(TRAIN, 2),
+    "TrainInBlock": TrainInBlock(TRAIN, 3, 1.0), "CellShare": CellShare(TRAIN.model),
+    "WithUpdate of cells": WithUpdate(CellShare(TRAIN.model), TRAIN, 0.5), "RobustStep": RobustStep(TRAIN, 2),
 }  # fmt: skip
 
 
 def test_what_tasks_declare() -> None:
     assert {name: spread_of(task) for name, task in BLOCKS.items()} == dict.fromkeys(BLOCKS, inf)
     alike = [
-        TRAIN, TrainInBlock(TRAIN, 1), ClusterShare(TRAIN.model), CentreShare(TRAIN.model), MomentShare(TRAIN.model), RobustStep(TRAIN, 1),
-        WithUpdate(MomentShare(TRAIN.model), TRAIN, 1, 0.5), TrainControlled(TRAIN), Join(("update",)),
+        TRAIN, TrainInBlock(TRAIN, 1, 1.0), CentreShare(TRAIN.model), MomentShare(TRAIN.model), RobustStep(TRAIN, 1),
+        WithUpdate(MomentShare(TRAIN.model), TRAIN, 0.5), TrainControlled(TRAIN), Join(("update",)),
     ]  # fmt: skip
     assert {spread_of(task) for task in alike} == {1.0}
     assert spread_of(SoftStep(TRAIN, 0.25, 0, 0)) == 4.0
@@ -149,7 +148,7 @@ def unaware(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_blocks(fed: FederationServer, task: Any = None) -> Held:
     models = [TRAIN.model.init(0, number) for number in range(2)]
     which = {client: client % 2 for client in fed.clients}
-    return fed.compute(task or TrainInBlock(TRAIN, 2), {"model": models}, which=which)["blocks"]
+    return fed.compute(task or TrainInBlock(TRAIN, 2, 1.0), {"model": models}, which=which)["blocks"]
 
 
 def copied(fed: FederationServer) -> Held:
@@ -189,7 +188,7 @@ def test_a_client_refuses_a_sum_in_which_it_may_be_alone(value: Any, carrier: st
 @pytest.mark.parametrize("carrier", ["bytes", "memory"])
 def test_and_sums_what_weighs_all_alike(carrier: str) -> None:
     fed = begun(carrier)
-    held = fed.compute(TrainInBlock(TRAIN, 1), {"model": [TRAIN.model.init(0)]}, which=dict.fromkeys(fed.clients, 0))["blocks"]
+    held = fed.compute(TrainInBlock(TRAIN, 1, 1.0), {"model": [TRAIN.model.init(0)]}, which=dict.fromkeys(fed.clients, 0))["blocks"]
     (mean,) = fed.mean(held)
     assert mean is not None
     assert mean.count == 8
@@ -215,7 +214,7 @@ def test_without_the_check_an_honest_run_shows_the_client_that_is_alone(kind: st
         held = fed.compute(SoftStep(TRAIN, 1e-4, 0, 0), {"model": models})["blocks"]
     else:
         which = {client: int(client == 0) for client in fed.clients}
-        held = fed.compute(TrainInBlock(TRAIN, 2), {"model": models}, which=which)["blocks"]
+        held = fed.compute(TrainInBlock(TRAIN, 2, 1.0), {"model": models}, which=which)["blocks"]
     own = np.asarray(eye(fed).peek(0, held))[1]
     for client in fed.clients:
         object.__setattr__(eye(fed).client(client)._settings, "models", 2)

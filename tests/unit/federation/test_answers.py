@@ -40,7 +40,7 @@ from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.keys import Identity, Roster
 from cflpriv.protocols.secagg import messages as steps
 from cflpriv.tasks.block_choices import ChooseListed
-from cflpriv.tasks.cluster_shares import CellShare, CentreShare, ClusterShare, MomentShare, TrainInBlock
+from cflpriv.tasks.cluster_shares import CellShare, CentreShare, MomentShare, TrainInBlock
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.fold_gradients import FoldGradients
 from cflpriv.tasks.low_rank import LowRankSketch
@@ -189,16 +189,12 @@ TEMPLATES: tuple[tuple[Any, dict[str, Any]], ...] = (
     (Losses(LINEAR), {"model": [LINEAR.init(0), LINEAR.init(1)]}), (PrincipalVectors(2), {}), (PrincipalVectors(2, True, 3), {}),
     (FoldGradients(LINEAR), {"model": LINEAR.init(0)}), (LowRankSketch(training(SCENE, dtype="float32")), {"model": LINEAR.init(0)}),
     (CentreShare(LINEAR), {"start": LINEAR.init(0)}),
-    (MomentShare(LINEAR, directions=2), {"start": LINEAR.init(0), "short_centre": np.zeros(2)}),
+    (MomentShare(LINEAR, directions=2), {"start": LINEAR.init(0), "centre": np.zeros(2)}),
     (
         CellShare(LINEAR, directions=2),
-        {"start": LINEAR.init(0), "short_centre": np.zeros(2), "basis": np.eye(2), "cells": np.zeros((3, 2)), "radius": np.array(1.0)},
+        {"start": LINEAR.init(0), "centre": np.zeros(2), "basis": np.eye(2), "cells": np.zeros((3, 2))},
     ),
-    (
-        ClusterShare(LINEAR, k=3),
-        {"start": LINEAR.init(0), "centre": np.zeros(LINEAR.dimension), "radius": np.array(1.0), "choice": np.array(1)},
-    ),
-    (TrainInBlock(training(SCENE, dtype="float32"), 2), {"model": [LINEAR.init(0), LINEAR.init(1)]}),
+    (TrainInBlock(training(SCENE, dtype="float32"), 2, 1.0), {"model": [LINEAR.init(0), LINEAR.init(1)]}),
     (RobustStep(training(SCENE, dtype="float32"), 2), {"model": np.zeros(2 * (LINEAR.dimension + 3), np.float32)}),
     (TrainBoth(training(SCENE, dtype="float32"), training(SCENE, dtype="float32"), 0), {"model": LINEAR.init(0)}),
     (TrainToPrototypes(training(SCENE, dtype="float32"), 0, ()), {}),
@@ -368,8 +364,8 @@ OVER: tuple[Any, ...] = (
     replace(LINEAR_TRAINING, model=replace(LINEAR, classes=1 << 40)),
     replace(LINEAR_TRAINING, model=replace(LINEAR, shape=(1 << 20, 1 << 20))),
     replace(LINEAR_TRAINING, epochs=1001), replace(LINEAR_TRAINING, sampling_rate=1e-9), PrincipalVectors(1 << 17),
-    PrincipalVectors(1 << 15, True, 1 << 15), FoldGradients(LINEAR, sketch=1 << 30), TrainInBlock(LINEAR_TRAINING, 10**9),
-    TrainInBlock(replace(LINEAR_TRAINING, model=replace(LINEAR, shape=(1 << 20,))), 1 << 10),
+    PrincipalVectors(1 << 15, True, 1 << 15), FoldGradients(LINEAR, sketch=1 << 30), TrainInBlock(LINEAR_TRAINING, 10**9, 1.0),
+    TrainInBlock(replace(LINEAR_TRAINING, model=replace(LINEAR, shape=(1 << 20,))), 1 << 10, 1.0),
     CentreShare(LINEAR, sketch=1 << 15, directions=1 << 15),
 )  # fmt: skip
 

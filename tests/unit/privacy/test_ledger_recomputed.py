@@ -120,7 +120,7 @@ MODES = {
 }
 KEYS: dict[str, dict[str, Any]] = {
     **{name: {"k": 2} for name in ("ifca", "hypcluster", "r_dpcfl", "rr_cluster", "pina")},
-    "private_clusters": {"moments": 1, "cell_steps": 1, "centre_steps": 1},
+    "private_clusters": {"moments": 1, "cell_steps": 1},
     "pfedlia": {"warm_up": 1, "local_epochs": 2},
 }
 QUICK = {

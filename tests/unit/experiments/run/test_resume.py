@@ -178,7 +178,7 @@ def test_a_resumed_saver_goes_on_counting(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_resumes_between_the_sums_that_find_clusters(tmp_path: Path) -> None:
-    few = {"k": 2, "moments": 2, "cell_steps": 2, "centre_steps": 1}
+    few = {"k": 2, "moments": 2, "cell_steps": 2}
     config = small_config(algorithm={"name": "private_clusters", **few}, training={"rounds": 8})
     run_or_resume(config, tmp_path / "whole")
     for after in (1, 2, 3, 5, 6):
