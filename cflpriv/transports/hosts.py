@@ -156,16 +156,22 @@ class LocalHost(ClientHost):
     def __init__(self, members: Members) -> None:
         cache = TransformCache()
         parties: dict[int, Party] = {}
+        current = dict(members.data)
         for place in members.identities:
             settings, store, entropy = members.settings(place), members.stores[place], members.entropy[place]
             if place <= HOLDER:
                 parties[place] = party_for(settings.protection)(settings, store, entropy)
             else:
-                data = partial(_same, members.data[place])
+                data = partial(current.__getitem__, place)
                 parties[place] = FederationClient(settings, data, store, entropy, cache=cache, strict=members.strict)
         super().__init__(parties, members.engine)
-        self.members = members
+        self.members, self._current = members, current
         self.evaluated: dict[int, Evaluated] = {}
+
+    def change(self, place: int, data: ClientData) -> None:
+        """The client has these data from now on."""
+        self._current[place] = data
+        self.evaluated.pop(place, None)
 
     def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         answers = super().answer(asks)
@@ -189,10 +195,6 @@ class LocalHost(ClientHost):
 
     def close(self) -> None:
         self.engine.close()
-
-
-def _same(data: ClientData) -> ClientData:
-    return data
 
 
 # --- several hosts

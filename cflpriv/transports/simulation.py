@@ -95,6 +95,14 @@ class Simulated:
         self.transport.online -= set(clients)
         self.federation.lose(clients)
 
+    def change(self, data: Sequence[ClientData]) -> None:
+        """Clients have other data from now on. `InputError` for unknown ones."""
+        if unknown := sorted({own.id for own in data} - set(self.data)):
+            raise InputError(f"change: clients {unknown} are not known")
+        self.data = {**self.data, **{own.id: own for own in data}}
+        for own in data:  # each at its own host, which gets no other client's data
+            self.each([own.id], _change, own)
+
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
         sought: m.HeldValue | m.Addends
@@ -157,6 +165,12 @@ class Simulated:
 
 
 # --- at the hosts
+
+
+def _change(host: LocalHost, clients: Sequence[int], data: ClientData) -> list[None]:
+    for client in clients:
+        host.change(client, data)
+    return [None] * len(clients)
 
 
 def _opened(host: LocalHost, clients: Sequence[int], value: m.HeldValue | m.Addends) -> list[Array]:
