@@ -11,9 +11,11 @@ placed clients (19 at alpha = 0.05) nobody is held back.
 
 joint test: clients that differ too little to be recognised one by one. The mean of their residuals, each against its nearest cluster, is
 compared with that of the same number of members of the same clusters, drawn anew. Assumption: inside each cluster, the arrivals and the
-members are exchangeable. Then a batch of arrivals that all belong to their clusters is rejected with probability at most alpha. Where it is
-rejected, an arrival is recognised by its residual along the mean of the others' residuals, at level alpha against the members'. So a client
-of a known cluster that comes together with an unseen group is held back, or opens a cluster with it, with probability at most 2 alpha.
+members are exchangeable. Then a batch of arrivals that all belong to their clusters is rejected with probability at most alpha.
+
+following: where a batch is rejected, an arrival is recognised by its residual along the mean of the others' residuals, at level alpha
+against the members'; where clients opened a cluster one by one, the others join it by their residuals along the mean of its clients. So a
+client of a known cluster that comes together with an unseen group is held back, or joins its cluster, with probability at most 2 alpha.
 
 agreement: unplaced clients are as near to each other as members of one cluster are.
 
@@ -27,7 +29,7 @@ import numpy as np
 from ..randomness import Stream
 from ..types import Array
 
-__all__ = ["LEAST", "UNPLACED", "Placement", "agreeing", "distances", "joint_test", "membership", "place"]
+__all__ = ["LEAST", "UNPLACED", "Placement", "agreeing", "distances", "following", "joint_test", "membership", "place"]
 
 UNPLACED = -1
 """The label of a client that belongs to no cluster."""
@@ -88,31 +90,36 @@ def membership(products: Array, noise: Array, labels: Array, k: int) -> tuple[Ar
     return nearest, p
 
 
-def joint_test(products: Array, labels: Array, arrivals: Array, rng: Stream, draws: int = DRAWS) -> tuple[float, Array]:
-    """Whether arrivals, each with the label of its nearest cluster, differ together from the members; and how far each follows the others.
+def joint_test(products: Array, labels: Array, arrivals: Array, rng: Stream, draws: int = DRAWS) -> float:
+    """The p-value of the hypothesis that arrivals, each with the label of its nearest cluster, are together as its members are.
 
-    labels: (n,), of members and arrivals; other clients are `UNPLACED`. arrivals: positions. Returns the p-value, and for each arrival the
-    conformal p-value of its residual along the mean of the others' residuals.
+    labels: (n,), of members and arrivals; other clients are `UNPLACED`. arrivals: positions.
     """
-    n = len(labels)
-    arrived = np.zeros(n, bool)
-    arrived[arrivals] = True
+    arrived = np.isin(np.arange(len(labels)), arrivals)
     weights = _contrast(labels, arrived)
     observed = float(weights @ products @ weights)
     groups = [np.flatnonzero(labels == label) for label in np.unique(labels[arrivals])]
-    drawn = np.empty((draws, n))
+    drawn = np.empty((draws, len(labels)))
     for draw in range(draws):
         permuted = weights.copy()
         for group in groups:
             permuted[group] = weights[rng.permutation(group)]
         drawn[draw] = permuted
     null = np.einsum("dn,dn->d", drawn @ products, drawn)
-    p = (1 + int((null >= observed).sum())) / (1 + draws)
-    members = np.flatnonzero((labels != UNPLACED) & ~arrived)
-    along_others = np.array([_along_others(products, labels, arrived, client) for client in (*members, *arrivals)])
-    of_members, of_arrivals = along_others[: len(members)], along_others[len(members) :]
-    followed = (1 + (of_members[None, :] >= of_arrivals[:, None]).sum(1)) / (1 + len(members))
-    return p, followed
+    return (1 + int((null >= observed).sum())) / (1 + draws)
+
+
+def following(products: Array, labels: Array, arrivals: Array, leading: Array) -> Array:
+    """How far arrivals (positions) follow the `leading` ones: of each the conformal p-value of its residual along their mean residual.
+
+    A client's residual is what it differs by from the mean of the members of its cluster. labels: as `joint_test`, also of leading ones.
+    """
+    leads = np.isin(np.arange(len(labels)), leading)
+    members = np.flatnonzero((labels != UNPLACED) & ~leads & ~np.isin(np.arange(len(labels)), arrivals))
+    is_member = np.isin(np.arange(len(labels)), members)
+    of_members = np.array([_along_others(products, labels, leads, is_member, int(client)) for client in members])
+    of_arrivals = np.array([_along_others(products, labels, leads, is_member, int(client)) for client in arrivals])
+    return np.asarray((1 + (of_members[None, :] >= of_arrivals[:, None]).sum(1)) / (1 + len(members)))
 
 
 def _contrast(labels: Array, arrived: Array) -> Array:
@@ -124,13 +131,13 @@ def _contrast(labels: Array, arrived: Array) -> Array:
     return weights
 
 
-def _along_others(products: Array, labels: Array, arrived: Array, client: int) -> float:
-    """The product of a client's residual with the mean of the arrivals' residuals, in neither of which the client is otherwise."""
+def _along_others(products: Array, labels: Array, leads: Array, is_member: Array, client: int) -> float:
+    """The product of a client's residual with the mean residual of the leading clients, in neither of which the client is otherwise."""
     there = np.arange(len(labels)) != client
-    others = arrived & there
-    along = _contrast(np.where(there, labels, UNPLACED), others) / max(1, int(others.sum()))
-    members = (labels == labels[client]) & ~arrived & there
-    own = -members.astype(np.float64) / max(1, int(members.sum()))
+    leading, members = leads & there, is_member & there
+    along = _contrast(np.where(leading | members, labels, UNPLACED), leading) / max(1, int(leading.sum()))
+    own_cluster = members & (labels == labels[client])
+    own = -own_cluster.astype(np.float64) / max(1, int(own_cluster.sum()))
     own[client] = 1.0
     return float(own @ products @ along)
 
@@ -162,18 +169,33 @@ def place(
 ) -> Placement:  # fmt: skip
     """Place the clients with the label `UNPLACED` in one of k clusters, in none, or in clusters that they open together.
 
+    Clients that no cluster would have, one by one, open clusters where they agree; of the others those join that follow them. Where no
+    cluster was opened, the others are tested together.
+
     products, labels: as `distances`. noise: (n,), E|error|² of each client's mean.
     """
     unplaced = np.flatnonzero(labels == UNPLACED)
     nearest, p = membership(products, noise, labels, k)
     made = np.where(p > alpha, nearest, UNPLACED)
-    joint_p, together = 1.0, np.flatnonzero(made != UNPLACED)
-    if len(together) >= least:
-        joined = labels.copy()
-        joined[unplaced] = made
-        joint_p, followed = joint_test(products, joined, unplaced[together], rng)
+    opened = agreeing(products, noise, labels, unplaced[made == UNPLACED], least)
+    others, joint_p = np.flatnonzero(made != UNPLACED), 1.0
+    known = labels.copy()
+    known[unplaced] = made
+    if opened and len(others):
+        followed = np.empty((len(opened), len(others)))
+        for number, group in enumerate(opened):
+            at = np.isin(unplaced, group)
+            with_group = known.copy()
+            with_group[unplaced[at]] = nearest[at]
+            followed[number] = len(opened) * following(products, with_group, unplaced[others], group)
+        for place_, number in enumerate(followed.argmin(0)):
+            if followed[number, place_] <= alpha:
+                opened[number] = np.append(opened[number], unplaced[others[place_]])
+    elif len(others) >= least:
+        joint_p = joint_test(products, known, unplaced[others], rng)
         if joint_p <= alpha:
-            made[together[followed <= alpha]] = UNPLACED
-    for number, opened in enumerate(agreeing(products, noise, labels, unplaced[made == UNPLACED], least)):
-        made[np.isin(unplaced, opened)] = k + number
+            made[others[following(products, known, unplaced[others], unplaced[others]) <= alpha]] = UNPLACED
+            opened = agreeing(products, noise, labels, unplaced[made == UNPLACED], least)
+    for number, group in enumerate(opened):
+        made[np.isin(unplaced, group)] = k + number
     return Placement(made, nearest, p, joint_p)

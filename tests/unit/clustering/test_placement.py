@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cflpriv.clustering.placement import UNPLACED, agreeing, distances, joint_test, membership, place
+from cflpriv.clustering.placement import UNPLACED, agreeing, distances, following, joint_test, membership, place
 from cflpriv.clustering.similarity import Gram
 from cflpriv.clustering.unbiased_gram import unbiased_of_folds
 from cflpriv.randomness import Stream, stream
@@ -60,13 +60,14 @@ def test_members_are_held_back_no_more_often_than_alpha() -> None:
 
 
 def test_a_joint_test_of_members_is_rejected_no_more_often_than_alpha() -> None:
-    rejected = []
+    rejected, followed = list[bool](), list[bool]()
     for seed in range(200):
         groups, _ = scene([0, 0, 1, 1, 2])
-        found, followed = joint_test(products(stream(seed, "test"), groups)[0], groups, np.arange(36, 41), stream(seed, "draws"), 99)
-        assert ((followed > 0) & (followed <= 1)).all()
-        rejected.append(found <= 0.1)
+        made, arrivals = products(stream(seed, "test"), groups)[0], np.arange(36, 41)
+        rejected.append(joint_test(made, groups, arrivals, stream(seed, "draws"), 99) <= 0.1)
+        followed += list(following(made, groups, arrivals, arrivals) <= 0.1)
     assert np.mean(rejected) <= 0.1 + 3 * np.sqrt(0.09 / 200)
+    assert np.mean(followed) <= 0.1 + 3 * np.sqrt(0.09 / 1000)
 
 
 def test_newcomers_join_their_groups_and_an_unseen_group_opens_a_cluster() -> None:
@@ -88,6 +89,19 @@ def test_weak_differences_are_recognised_together_only() -> None:
         wrong += list(~np.isin(found.labels[10:], range(K)))
     assert np.mean(together) >= max(0.6, float(np.mean(alone)) + 0.2)
     assert np.mean(wrong) <= 0.2
+
+
+def test_a_client_that_is_placed_alone_joins_the_cluster_that_its_group_opens() -> None:
+    """Of an unseen group nine are recognised one by one, and one lies nearer to a known cluster, in which it would have been put alone."""
+    groups, labels = scene([3] * 10)
+    made, noise = products(stream(1, "test"), groups)
+    noise = noise.copy()
+    noise[-1] *= 100  # so that its distance is nothing, measured by its noise
+    alone = place(
+        np.delete(np.delete(made, range(36, 45), 0), range(36, 45), 1), np.delete(noise, range(36, 45)), labels[:37], K, stream(2, "t")
+    )
+    assert alone.labels[0] in range(K)
+    assert place(made, noise, labels, K, stream(2, "t")).labels.tolist() == [3] * 10
 
 
 def test_two_clients_open_no_cluster_and_two_unseen_groups_open_two() -> None:
