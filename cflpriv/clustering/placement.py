@@ -36,6 +36,8 @@ UNPLACED = -1
 LEAST = 3
 """So many unplaced clients that agree open a cluster."""
 DRAWS = 999
+MOST_MEMBERS = 500
+"""Clients are compared with so many members of known clusters at most, where each comparison takes the products of all."""
 NEAR = 0.95
 """Two clients agree if they are no farther apart than this share of the pairs inside clusters."""
 TINY = 1e-300
@@ -117,6 +119,7 @@ def following(products: Array, labels: Array, arrivals: Array, leading: Array) -
     leads = np.isin(np.arange(len(labels)), leading)
     members = np.flatnonzero((labels != UNPLACED) & ~leads & ~np.isin(np.arange(len(labels)), arrivals))
     is_member = np.isin(np.arange(len(labels)), members)
+    members = members[:: -(-len(members) // MOST_MEMBERS) or 1]
     of_members = np.array([_along_others(products, labels, leads, is_member, int(client)) for client in members])
     of_arrivals = np.array([_along_others(products, labels, leads, is_member, int(client)) for client in arrivals])
     return np.asarray((1 + (of_members[None, :] >= of_arrivals[:, None]).sum(1)) / (1 + len(members)))
