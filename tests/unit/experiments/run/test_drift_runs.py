@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from small_runs import configured
@@ -11,6 +11,7 @@ from cflpriv.console import row_text
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.run.deployment import deploy, standing_in
 from cflpriv.placements import placement_text
 
 BASE: dict[str, Any] = {
@@ -83,3 +84,11 @@ def test_lines_name_few_clients_and_count_many() -> None:
 def test_drift_is_refused_where_noise_is_calibrated_for_clients_that_are_there_from_the_start() -> None:
     with pytest.raises(InputError, match=r"data.drift under privacy.unit = 'sample'"):
         configured(BASE, algorithm={"recheck_every": 0}, privacy={"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 20})
+
+
+def test_a_deployment_takes_no_drift_from_its_configuration(tmp_path: Path) -> None:
+    def unreached(journal: object) -> NoReturn:
+        raise AssertionError
+
+    with pytest.raises(InputError, match=r"data.drift: is for simulations"):
+        deploy(unreached, configured(BASE), tmp_path / "run", standing_in((1, 8, 8), 10), system="none", clients=32)
