@@ -14,8 +14,10 @@ compared with that of the same number of members of the same clusters, drawn ane
 members are exchangeable. Then a batch of arrivals that all belong to their clusters is rejected with probability at most alpha.
 
 following: where a batch is rejected, an arrival is recognised by its residual along the mean of the others' residuals, at level alpha
-against the members'; where clients opened a cluster one by one, the others join it by their residuals along the mean of its clients. So a
-client of a known cluster that comes together with an unseen group is held back, or joins its cluster, with probability at most 2 alpha.
+against the members'; where clients opened a cluster one by one, the others join it by their residuals along the mean of its clients.
+
+In all a client of a known cluster is held back, or joins an opened cluster, with probability at most 2 alpha: alpha by itself, and alpha
+together with others.
 
 agreement: unplaced clients are as near to each other as members of one cluster are.
 

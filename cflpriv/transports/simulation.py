@@ -99,9 +99,9 @@ class Simulated:
         """Clients have other data from now on. `InputError` for unknown ones."""
         if unknown := sorted({own.id for own in data} - set(self.data)):
             raise InputError(f"change: clients {unknown} are not known")
-        self.data = {**self.data, **{own.id: own for own in data}}
-        for own in data:  # each at its own host, which gets no other client's data
-            self.each([own.id], _change, own)
+        changed = {own.id: own for own in data}
+        self.data = {**self.data, **changed}
+        self.host.change(changed)
 
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
@@ -165,12 +165,6 @@ class Simulated:
 
 
 # --- at the hosts
-
-
-def _change(host: LocalHost, clients: Sequence[int], data: ClientData) -> list[None]:
-    for client in clients:
-        host.change(client, data)
-    return [None] * len(clients)
 
 
 def _opened(host: LocalHost, clients: Sequence[int], value: m.HeldValue | m.Addends) -> list[Array]:

@@ -186,11 +186,12 @@ class PlaceClients:
     `labels`: in a new epoch, those of all clients, `UNPLACED` for the clients to be placed; where clients join an epoch, empty: these are
     placed, by the clients that were compared before.
 
-    Result, of the clients that are new in the epoch: "labels" (`UNPLACED` for none, from `k` on for opened groups), and the "nearest" of
-    the k groups. Evidence: the p-value of membership of each placed client, and that of the joint test.
+    Result, of the clients that are new in the epoch: whether each is "placed" in a group, the "labels" (from `k` on of opened groups; of a
+    client in none, the nearest), and the "nearest" of the k groups. Evidence: p of membership of each client that was to be placed, and
+    that of the joint test.
     """
 
-    results: ClassVar[Results] = {"labels": "new", "nearest": "new"}
+    results: ClassVar[Results] = {"placed": "new", "labels": "new", "nearest": "new"}
 
     by: FindGroups
     k: int
@@ -214,7 +215,8 @@ class PlaceClients:
         nearest[known == UNPLACED] = placed.nearest
         known[known == UNPLACED] = placed.labels
         view.memory.update(labels=np.concatenate([old, known]), compared=np.concatenate([before, fresh]))
-        return {"labels": known, "nearest": nearest}, {"p": placed.p, "joint_p": placed.joint_p}
+        result = {"placed": known != UNPLACED, "labels": np.where(known == UNPLACED, nearest, known), "nearest": nearest}
+        return result, {"p": placed.p, "joint_p": placed.joint_p}
 
 
 def _part_of(gram: Gram, positions: Array) -> Gram:

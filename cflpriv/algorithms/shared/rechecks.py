@@ -5,8 +5,8 @@ changed, and clients that belong to no cluster, are then compared with the membe
 protection of comparisons. Where none changed nothing is compared.
 
 Guarantee: over a whole run, the probability that any client is moved whose data did not change is at most alpha (`clustering.change`, with
-its assumptions). Of the clients that are compared, one that belongs to a cluster is held back with probability at most alpha
-(`clustering.placement`).
+its assumptions). Of the clients that are placed, one that belongs to a known cluster is held back with probability at most 2 alpha
+(`clustering.placement`, with its assumptions).
 
 A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
 not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
@@ -173,8 +173,8 @@ def _placed(
 ) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
     """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened."""
     before = groupings.clustering
-    of_all = zip(clients, result["labels"], result["nearest"], strict=True)
-    labels = {client: (int(label), int(nearest)) for client, label, nearest in of_all if client in again}
+    of_all = zip(clients, result["placed"], result["labels"], result["nearest"], strict=True)
+    labels = {client: (int(label) if there else UNPLACED, int(nearest)) for client, there, label, nearest in of_all if client in again}
     opened = sorted({label for label, _ in labels.values() if label >= before.k})
     if opened != list(range(before.k, before.k + len(opened))):
         raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones")

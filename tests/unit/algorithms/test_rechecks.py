@@ -92,11 +92,16 @@ def test_without_a_change_nothing_is_compared_again() -> None:
     assert gathered, "the answers of clients are in the transcript"
 
 
-@pytest.mark.parametrize("name", ["crossfit", "pacfl"])
-def test_newcomers_of_an_unseen_group_open_a_cluster_and_a_single_one_belongs_to_none(name: str) -> None:
+ENCRYPTED = pytest.param("pacfl", Protection(gram=("ckks",)), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "protection"), [("crossfit", Protection()), ("pacfl", PROTECTIONS["haar"]), ENCRYPTED])
+def test_newcomers_of_an_unseen_group_open_a_cluster_and_a_single_one_belongs_to_none(name: str, protection: Protection) -> None:
+    if "ckks" in protection.gram:
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
     algorithm = algorithm_of(name)
     assert algorithm.admit is not None
-    fed, state = after_a_round(algorithm, Protection(), [client for client in KNOWN if client != 4])
+    fed, state = after_a_round(algorithm, protection, [client for client in KNOWN if client != 4])
     eye(fed).join([2, 4])
     state, notes = algorithm.admit(fed, state, [2, 4])
     assert notes["unplaced"] == [2]
