@@ -18,7 +18,7 @@ import numpy as np
 
 from ...clustering.cuts import merge_small
 from ...clustering.group_test import LEAST_TESTED, LOOK, Groups, groups_given, groups_of
-from ...clustering.placement import UNPLACED, place
+from ...clustering.placement import LEAST, UNPLACED, place
 from ...clustering.similarity import Gram, moments
 from ...clustering.unbiased_gram import LONGEST, UnbiasedGram, bounded, distances_to_groups, unbiased_of_folds, unbiased_of_vectors
 from ...contract.handles import Held
@@ -183,8 +183,8 @@ class JoinGroups:
 class PlaceClients:
     """Each new client joins the nearest group, or belongs to none, or opens a group with others: `clustering.placement`.
 
-    `labels`: in a new epoch, those of all clients, `UNPLACED` for the clients to be placed; where clients join an epoch, empty: these are
-    placed, by the clients that were compared before.
+    `least`: so many clients open a group. `labels`: in a new epoch, those of all clients, `UNPLACED` for the clients to be placed; where
+    clients join an epoch, empty: these are placed, by the clients that were compared before.
 
     Result, of the clients that are new in the epoch: whether each is "placed" in a group, the "labels" (from `k` on of opened groups; of a
     client in none, the nearest), and the "nearest" of the k groups. Evidence: p of membership of each client that was to be placed, and
@@ -196,6 +196,7 @@ class PlaceClients:
     by: FindGroups
     k: int
     alpha: float
+    least: int = LEAST
     labels: tuple[int, ...] = ()
 
     def private(self, noise: Noise) -> "PlaceClients":
@@ -210,7 +211,8 @@ class PlaceClients:
         kept = np.flatnonzero(old != UNPLACED)  # clients of too much noise are not compared
         compared, labels = np.concatenate([before[kept], fresh]), np.concatenate([old[kept], known])
         unbiased = self.by.unbiased(self.by.comparable(_part_of(view.gram, compared)))
-        placed = place(unbiased.products, unbiased.traces, labels, self.k, stream(self.by.seed, "place", len(compared)), alpha=self.alpha)
+        rng = stream(self.by.seed, "place", len(compared))
+        placed = place(unbiased.products, unbiased.traces, labels, self.k, rng, alpha=self.alpha, least=self.least)
         nearest = known.copy()
         nearest[known == UNPLACED] = placed.nearest
         known[known == UNPLACED] = placed.labels

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ...clustering.change import level_of_check
-from ...clustering.placement import UNPLACED
+from ...clustering.placement import LEAST, UNPLACED
 from ...contract.handles import Held, Shared
 from ...contract.operations import Federation, Parameter
 from ...contract.schedule import TaskRequest, request
@@ -138,10 +138,16 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     labels = tuple(UNPLACED if client in again else clustering[client] for client in held.clients)
     if not any(label != UNPLACED for label in labels):
         return groupings, {}
-    released = federation.gram(held, then=PlaceClients(rechecks.find, clustering.k, rechecks.alpha, labels))
+    then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
+    released = federation.gram(held, then=then)
     federation.close(groupings.held)
     made, notes = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
     return made, {**({"changed": sorted(changed)} if changed else {}), **notes}
+
+
+def _least(federation: Federation) -> int:
+    """So many clients open a cluster: as many as can be summed, where smaller clusters are merged."""
+    return max(LEAST, federation.merge_below)
 
 
 def _changed(federation: Federation, rechecks: Rechecks, groupings: Groupings, clients: Sequence[int], number: int) -> set[int]:
@@ -161,7 +167,7 @@ def newcomers_placed(
     watched(federation, rechecks, newcomers)
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(rechecks.task, params, on=newcomers)[rechecks.part]
-    then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha)
+    then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha, _least(federation))
     released = federation.gram(held, then=then, against=groupings.held)
     made, notes = _placed(groupings, held.clients, released.result, set(held.clients), federation.round)
     waiting = groupings.waiting or len(made.unplaced) > len(groupings.unplaced)

@@ -140,6 +140,11 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
+    for change in population.changes:
+        if change.round >= config.training.rounds:
+            raise InputError(f"data.drift: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
+        if change.data is None and algorithm.admit is None:
+            raise InputError(f"data.drift: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
     if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:

@@ -12,6 +12,7 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.run.deployment import deploy, standing_in
+from cflpriv.experiments.run.run import prepare
 from cflpriv.placements import placement_text
 
 BASE: dict[str, Any] = {
@@ -84,6 +85,19 @@ def test_lines_name_few_clients_and_count_many() -> None:
 def test_drift_is_refused_where_noise_is_calibrated_for_clients_that_are_there_from_the_start() -> None:
     with pytest.raises(InputError, match=r"data.drift under privacy.unit = 'sample'"):
         configured(BASE, algorithm={"recheck_every": 0}, privacy={"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 20})
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "problem"),
+    [
+        ("training", {**BASE["training"], "rounds": 2}, "data.drift: round 2 of a run of 2 rounds"),
+        ("algorithm", {"name": "oracle"}, "data.drift: client 1 joins, and algorithm 'oracle' takes no newcomers"),
+        ("data", {**BASE["data"], "newcomers": 30}, r"data.drift: clients \[5\] join in a round, and data.newcomers = 30"),
+    ],
+)
+def test_what_a_run_cannot_do_is_refused_before_it_starts(section: str, keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        prepare(configured({**BASE, section: keys}))
 
 
 def test_a_deployment_takes_no_drift_from_its_configuration(tmp_path: Path) -> None:
