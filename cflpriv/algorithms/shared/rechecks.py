@@ -177,13 +177,16 @@ def newcomers_placed(
 def _placed(
     groupings: Groupings, clients: Sequence[int], result: Mapping[str, Any], again: set[int], round: int
 ) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
-    """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened."""
+    """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened.
+
+    Raises `InputError` for labels that no honest holder releases.
+    """
     before = groupings.clustering
     of_all = zip(clients, result["placed"], result["labels"], result["nearest"], strict=True)
     labels = {client: (int(label) if there else UNPLACED, int(nearest)) for client, there, label, nearest in of_all if client in again}
     opened = sorted({label for label, _ in labels.values() if label >= before.k})
-    if opened != list(range(before.k, before.k + len(opened))):
-        raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones")
+    if opened != list(range(before.k, before.k + len(opened))) or any(nearest >= before.k for _, nearest in labels.values()):
+        raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones, or a nearest one is not known")
     sources = [Counter(nearest for label, nearest in labels.values() if label == number).most_common(1)[0][0] for number in opened]
     now = dict(zip(before.clients, before.labels, strict=True))
     moved = []

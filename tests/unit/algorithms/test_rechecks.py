@@ -11,6 +11,7 @@ from scenes import eye, federation, population, training
 
 from cflpriv.algorithms import crossfit, pacfl
 from cflpriv.algorithms.interface import Algorithm
+from cflpriv.algorithms.shared import rechecks
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments.config.config import parse_config
@@ -151,6 +152,15 @@ def test_no_private_form_is_refused_by_name() -> None:
             prepare(config, population=SCENE)
     with pytest.raises(InputError, match=r"algorithm.recheck_every: 2 goes with cut = 'test'"):
         pacfl(training(SCENE), beta=10.0, recheck_every=2)
+
+
+@pytest.mark.parametrize(("labels", "nearest"), [([0, 3], [0, 1]), ([0, 1], [0, 2])])
+def test_labels_that_no_honest_holder_releases_are_refused(labels: list[int], nearest: list[int]) -> None:
+    algorithm = algorithm_of("crossfit")
+    _, state = after_a_round(algorithm, Protection())
+    result = {"placed": np.array([1, 1]), "labels": np.array(labels), "nearest": np.array(nearest)}
+    with pytest.raises(InputError, match="do not follow the 2 known ones, or a nearest one is not known"):
+        rechecks._placed(state.groupings, [0, 1], result, {0, 1}, 3)
 
 
 @pytest.mark.slow
