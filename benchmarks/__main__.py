@@ -14,6 +14,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks clustering` measures which methods find the groups with their defaults: see `clustering`.
 `python -m benchmarks helps` measures when clusters help accuracy, beside random ones of the same sizes: see `helps`.
 `python -m benchmarks advice` measures how near the advice on what to deploy comes to the best option in hindsight: see `advice`.
+`python -m benchmarks drift` measures whether clients that turn reach their group, and how often others are moved: see `drift`.
 `python -m benchmarks private_defaults` compares the values that private training gets by default with a grid: see `private_defaults`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
@@ -50,6 +51,7 @@ TABLES = {
             "clustering",
             "doubtful_evidence",
             "dp_audits",
+            "drift",
             "helps",
             "private_defaults",
             "scale",

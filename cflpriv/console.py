@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from .placements import placement_text
+
 __all__ = ["defaults_text", "row_text", "summary_text"]
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A row of rounds.jsonl, as one reads it: accuracies, and the epsilon that is spent so far."""
+    """A row of rounds.jsonl, as one reads it: accuracies, the epsilon that is spent so far, and which clients were placed anew."""
+    return "; ".join(filter(None, (_scores_text(row), *map(placement_text, row.get("admissions", ())), placement_text(row))))
+
+
+def _scores_text(row: Mapping[str, Any]) -> str:
     if row["skipped"]:
         return f"skipped: {row['skipped']}"
     spent = "" if row.get("epsilon") is None else f"  epsilon {row['epsilon']:.3g} spent"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 
-__all__ = ["Array", "ClientData", "Clustering", "Loss", "PartKind", "Parts", "Population", "check_array"]
+__all__ = ["Array", "ClientData", "Clustering", "DataChange", "Loss", "PartKind", "Parts", "Population", "check_array"]
 
 Array = npt.NDArray[Any]
 Loss = Literal["cross_entropy", "squared", "absolute"]
@@ -86,6 +86,16 @@ class ClientData:
 
 
 @dataclass(frozen=True, eq=False)
+class DataChange:
+    """Before `round` a client joins, or, with `data`, gets these in place of its own. `group`: its true group from then on."""
+
+    round: int
+    client: int
+    group: int
+    data: ClientData | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Population:
     """Clients with the truth about them, as an experiment sees it. `groups[i]` is the true group of `clients[i]`.
 
@@ -95,7 +105,8 @@ class Population:
     `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
     numbers are the features, `client_names` the names of a table's clients, by their ids. Where labels are numbers, `label_range` is
     the public [low, high] that −1 and 1 stand for, and `classes` is 1, the number of outputs. `moments` are, by client, the mean and the
-    deviation by which a client standardised its features itself; like its samples they are the client's own.
+    deviation by which a client standardised its features itself; like its samples they are the client's own. `changes`: what happens in a
+    simulation to some clients' data, and which clients join late.
     """
 
     name: str
@@ -112,6 +123,7 @@ class Population:
     label_range: tuple[float, ...] = ()
     moments: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
     groups_known: bool = True
+    changes: tuple[DataChange, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

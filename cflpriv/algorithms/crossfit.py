@@ -10,8 +10,11 @@ which labels there are. "plain" counts every sample alike: take it where the gro
 
 Source: this project; the parts that are known are named in `clustering.group_test`. Training is PACFL's (Vahidian et al. 2023, Alg. 1).
 
-What it reveals, by which operation: `gram`, once, the halves, or under a protection their products; the labels, whether the first test
-found groups (as two counts of simulated draws and a number of directions); then what FedAvg's `mean` shows inside groups.
+With `recheck_every` clients whose data changed are placed again, and newcomers may belong to no cluster or open one (`shared.rechecks`).
+
+What it reveals, by which operation: `gram`, at the start and after changes, the halves, or under a protection their products; the labels,
+whether the first test found groups (as two counts of simulated draws and a number of directions); then what FedAvg's `mean` shows inside
+groups; with `recheck_every` by `gather` whose data changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from ..contract.handles import Held, Shared
+from ..contract.handles import Shared
 from ..contract.operations import Federation
 from ..contract.schedule import request
 from ..contract.transcript import RoundRecord
@@ -33,20 +36,38 @@ from ..tasks.training import Train
 from ..types import Clustering
 from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
-from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, check_draws, find_groups
+from .shared.grouping import ALPHA, DRAWS, FindGroups, JoinGroups, Landmarks, PlaceClients, check_draws, find_groups
+from .shared.rechecks import (
+    PLACE_ALPHA,
+    RECHECK_TASKS,
+    Groupings,
+    PlaceAlpha,
+    RecheckEvery,
+    Rechecks,
+    newcomers_placed,
+    rechecked,
+    refuse_private,
+    watched,
+)  # fmt: skip
 
 __all__ = ["crossfit"]
 
 
 @dataclass(frozen=True, eq=False)
 class CrossfitState:
-    """Group models, who is in which, and the folds, still with their owners."""
+    """Group models and who is in which, and how they came about."""
 
-    models: tuple[Shared, ...]
-    clustering: Clustering
-    folds: Held
+    groupings: Groupings
     notes: Mapping[str, Any]
     evidence: Mapping[str, Any] | None = None
+
+    @property
+    def models(self) -> tuple[Shared, ...]:
+        return self.groupings.models
+
+    @property
+    def clustering(self) -> Clustering:
+        return self.groupings.clustering
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,7 @@ class CrossfitSettings:
     find: FindGroups
     weights: Weights
     seed: int
+    rechecks: Rechecks
     landmarks: int | None = None
 
 
@@ -74,6 +96,8 @@ def crossfit(
     k: Annotated[int | None, Key("Number of groups; nothing is tested then.", "[1, inf)", "groups", default="found by a test")] = None,
     sketch: Annotated[int, Key("Length of a sketched gradient.", "[1, inf)", "numbers")] = 1024,
     landmarks: Landmarks = None,
+    recheck_every: RecheckEvery = 0,
+    recheck_alpha: PlaceAlpha = PLACE_ALPHA,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
@@ -87,13 +111,17 @@ def crossfit(
     """
     check_draws(alpha, draws)
     folds = FoldGradients(train.model, variant != "plain", sketch, seed)
-    settings = CrossfitSettings(train, folds, FindGroups(alpha, draws, k, seed, numbers=train.model.dimension), weights, seed, landmarks)
+    find = FindGroups(alpha, draws, k, seed, numbers=train.model.dimension)
+    rechecks = Rechecks(recheck_every, recheck_alpha, folds, "folds", find, True, landmarks)
+    settings = CrossfitSettings(train, folds, find, weights, seed, rechecks, landmarks)
+    kept, checked = rechecks.requests()
+    compared = request(folds, {"folds": "gram"})
     return Algorithm(
-        "crossfit", ("gram", "mean"),
+        "crossfit", ("gram", "mean", *(("gather",) if recheck_every else ())),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
-        public_groups=k != 1,
+        public_groups=k != 1 or recheck_every > 0,
         schedule=schedule_of_averaging(
-            train, Evaluate(train.model), start=[request(folds, {"folds": "gram"})], joining=[request(folds, {"folds": "gram"})]
+            train, Evaluate(train.model), start=[compared, *kept], again=checked, joining=[compared, *kept]
         ),
     )  # fmt: skip
 
@@ -102,38 +130,46 @@ def _init(settings: CrossfitSettings, federation: Federation) -> CrossfitState:
     find = settings.find
     if find.k is not None and 0 < len(federation.clients) < find.k:
         raise InputError(f"algorithm.k: {find.k} groups of {len(federation.clients)} clients")
-    initial = Shared(settings.train.model.init(settings.seed))
+    initial = _initial(settings)
     held = federation.compute(settings.folds, {"model": initial})["folds"]
+    watched(federation, settings.rechecks)
     grouping = find_groups(federation, held, find, settings.landmarks)
-    return CrossfitState((initial,) * grouping.clustering.k, grouping.clustering, held, grouping.notes, grouping.evidence)
+    groupings = Groupings((initial,) * grouping.clustering.k, grouping.clustering, held)
+    return CrossfitState(groupings, grouping.notes, grouping.evidence)
+
+
+def _initial(settings: CrossfitSettings) -> Shared:
+    """The initial model, at which all folds are computed."""
+    return Shared(settings.train.model.init(settings.seed))
 
 
 def _round(settings: CrossfitSettings, federation: Federation, state: CrossfitState) -> tuple[CrossfitState, RoundRecord]:
-    models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
-    return replace(state, models=models), record
+    groupings, notes = rechecked(federation, settings.rechecks, state.groupings, _initial(settings))
+    models, record = average_within(federation, groupings.models, groupings.training, settings.train, settings.weights)
+    return replace(state, groupings=replace(groupings, models=models)), replace(record, notes={**record.notes, **notes})
 
 
 def _serve(settings: CrossfitSettings, state: CrossfitState) -> Served:
-    return Served(Evaluate(settings.train.model), {"model": list(state.models)}, state.clustering)
+    return Served(Evaluate(settings.train.model), {"model": list(state.groupings.models)}, state.groupings.clustering)
 
 
 def _admit(
     settings: CrossfitSettings, federation: Federation, state: CrossfitState, newcomers: Sequence[int]
 ) -> tuple[CrossfitState, Mapping[str, Any]]:
     """A newcomer's folds are those at the initial model, as everybody's were."""
-    initial = Shared(settings.train.model.init(settings.seed))
-    held = federation.compute(settings.folds, {"model": initial}, on=newcomers)["folds"]
-    released = federation.gram(held, then=JoinGroups(settings.find), against=state.folds)
-    labels = [int(label) for label in released.result["labels"]]
-    return replace(state, clustering=state.clustering.extended(held.clients, labels)), {"joined": labels}
+    groupings, notes = newcomers_placed(federation, settings.rechecks, state.groupings, _initial(settings), newcomers)
+    return replace(state, groupings=groupings), {"joined": [groupings.clustering[client] for client in newcomers], **notes}
 
 
 def _describe(state: CrossfitState) -> Mapping[str, Any]:
-    return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
+    return {
+        "clustering": state.groupings.clustering, "unplaced": state.groupings.unplaced, "evidence": state.evidence, **state.notes,
+    }  # fmt: skip
 
 
 def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     """One noisy mean gradient, and a training in each round."""
+    refuse_private(settings)
     if settings.get("variant") == "balanced":
         raise InputError("algorithm.variant = 'balanced' under privacy.unit = 'sample': has no private form; use 'plain'")
     return Releases(signatures=1, trainings=rounds, mechanism="mean")
@@ -146,7 +182,7 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 
 CROSSFIT = AlgorithmSpec(
     "crossfit", crossfit, "one-shot clustering by a test on cross-fitted gradients, which finds the number of groups; then FedAvg in each",
-    states=(CrossfitState,), tasks=(FoldGradients,), functions=(FindGroups, JoinGroups),
+    states=(CrossfitState, Groupings), tasks=(FoldGradients, *RECHECK_TASKS), functions=(FindGroups, JoinGroups, PlaceClients),
     sample_releases=_sample_releases, cohorts="labelled",
     compared=lambda settings: ComparedValue(HALVES, halves=True), knowledge=_knowledge,
     serves_released=True,

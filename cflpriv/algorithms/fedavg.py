@@ -71,10 +71,13 @@ def fedavg(train: Train, *, weights: Weights = "examples", average: Average = 0.
 
 
 def schedule_of_averaging(
-    train: Task, served: Task, *, start: Sequence[TaskRequest] = (), joining: Sequence[TaskRequest] = ()
+    train: Task, served: Task, *, start: Sequence[TaskRequest] = (), again: Sequence[TaskRequest] = (), joining: Sequence[TaskRequest] = ()
 ) -> Schedule:  # fmt: skip
-    """The schedule of `average_within` and `average_all`: one training a round, whose update is summed. Clients are scored by `served`."""
-    return Schedule(tuple(start), (request(train, {"update": "sum"}),), tuple(joining), (scores(served),))
+    """The schedule of `average_within` and `average_all`: one training a round, whose update is summed, and what is asked `again` in each.
+
+    Clients are scored by `served`.
+    """
+    return Schedule(tuple(start), (request(train, {"update": "sum"}), *again), tuple(joining), (scores(served),))
 
 
 def average_within(

@@ -13,7 +13,8 @@ Deviations, each for a reason:
 - For the test every client sends the p vectors of each of two random halves of its data, each as long as its singular value up to a factor
   for all. So they make the second moment of the data as far as p vectors tell it, and these moments are compared (`moments`), not angles:
   spans of vectors of norm 1 jump where the third and fourth change places, which is noise that looks like groups. How far the halves of
-  one client are apart is the noise. Newcomers join the nearest group and open none.
+  one client are apart is the noise. Newcomers join the nearest group, or belong to none, or open one together; with `recheck_every`
+  clients whose data changed are placed again in the same way (`shared.rechecks`).
 - Equation 3 takes |u·v|: singular vectors have no sign. Clusters merge while their distance is below β, so β = 0 leaves all alone.
 - A newcomer joins the cluster of smallest linkage distance if that is below β (or the height of the automatic cut), else opens one with
   θ⁰; old clients stay, and what a full re-cut would change is reported. With k given, or without clear structure, it joins the nearest.
@@ -35,7 +36,7 @@ import numpy as np
 
 from ..clustering.cuts import Cut, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, silhouettes
 from ..clustering.similarity import Measure, SimilarityMatrix, angle_rows, angles
-from ..contract.handles import Held, OwnAddend, Shared
+from ..contract.handles import OwnAddend, Shared
 from ..contract.operations import Federation, GramView, Results
 from ..contract.schedule import Schedule, at_round, request
 from ..contract.transcript import RoundRecord
@@ -50,7 +51,19 @@ from ..types import Array, Clustering
 from .fedavg import Weights, average_within, schedule_of_averaging
 from .interface import Algorithm, AlgorithmSpec, ComparedValue, Served
 from .shared.around import TrainApart
-from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, find_groups
+from .shared.grouping import ALPHA, FindGroups, JoinGroups, Landmarks, PlaceClients, find_groups
+from .shared.rechecks import (
+    PLACE_ALPHA,
+    RECHECK_TASKS,
+    Groupings,
+    PlaceAlpha,
+    RecheckEvery,
+    Rechecks,
+    newcomers_placed,
+    rechecked,
+    refuse_private,
+    watched,
+)  # fmt: skip
 
 __all__ = ["ClusterByAngles", "PlaceNewcomers", "pacfl"]
 
@@ -136,15 +149,21 @@ def _changed(kept: Array, recut: Array) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PacflState:
-    """Cluster models, who is in which, the signatures (still with their owners), and newcomers' fine-tuned addends."""
+    """Cluster models and who is in which, with the signatures (still with their owners); newcomers' fine-tuned addends."""
 
-    models: tuple[Shared, ...]
-    clustering: Clustering
-    signatures: Held
+    groupings: Groupings
     initial: Shared
     notes: Mapping[str, Any]
     evidence: Mapping[str, Any] | None = None
     tuned: tuple[OwnAddend, ...] = ()
+
+    @property
+    def models(self) -> tuple[Shared, ...]:
+        return self.groupings.models
+
+    @property
+    def clustering(self) -> Clustering:
+        return self.groupings.clustering
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,7 @@ class PacflSettings:
     fine_tune_epochs: int
     weights: Weights
     seed: int
+    rechecks: Rechecks | None = None
     landmarks: int | None = None
 
 
@@ -195,6 +215,8 @@ def pacfl(
     ] = None,
     fine_tune_epochs: Annotated[int, Key("Newcomers fine-tune their cluster's model for so many epochs.", "[0, inf)", "epochs")] = 0,
     landmarks: Landmarks = None,
+    recheck_every: RecheckEvery = 0,
+    recheck_alpha: PlaceAlpha = PLACE_ALPHA,
     weights: Weights = "examples",
     seed: int = 0,
 ) -> Algorithm:
@@ -221,15 +243,19 @@ def pacfl(
     by: ClusterByAngles | FindGroups
     if rule != "test" and landmarks is not None:
         raise InputError(f"algorithm.landmarks: {landmarks} landmarks go with cut = 'test'; other cuts compare all clients")
+    if rule != "test" and recheck_every:
+        raise InputError(f"algorithm.recheck_every: {recheck_every} goes with cut = 'test'; other cuts have no halves to place clients by")
+    rechecks = None
     if rule == "test":
         _check_test(authors, by_label, measure, linkage)
         signature, by = PrincipalHalves(p), FindGroups(seed=seed, subspaces=p, numbers=math.prod(train.model.shape))
+        rechecks = Rechecks(recheck_every, recheck_alpha, signature, "signature", by, False, landmarks)
     else:
         signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
         by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, rule)
-    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed, landmarks)
+    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed, rechecks, landmarks)
     return Algorithm(
-        "pacfl", ("gram", "mean"),
+        "pacfl", ("gram", "mean", *(("gather",) if recheck_every else ())),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
         public_groups=k != 1 and (beta is None or bool(np.isfinite(beta))), schedule=_schedule(settings),
     )  # fmt: skip
@@ -239,7 +265,9 @@ def _schedule(settings: PacflSettings) -> Schedule:
     """A signature once, then a training each round; who joins may train once more, for itself."""
     compared = request(settings.signature, {"signature": "gram"})
     tuned = [request(_tuning(settings))] if settings.fine_tune_epochs else []
-    return schedule_of_averaging(settings.train, Evaluate(settings.train.model), start=[compared], joining=[compared, *tuned])
+    kept, checked = ([], []) if settings.rechecks is None else settings.rechecks.requests()
+    served = Evaluate(settings.train.model)
+    return schedule_of_averaging(settings.train, served, start=[compared, *kept], again=checked, joining=[compared, *kept, *tuned])
 
 
 def _tuning(settings: PacflSettings) -> TrainApart:
@@ -273,52 +301,72 @@ def _init(settings: PacflSettings, federation: Federation) -> PacflState:
     initial = Shared(settings.train.model.init(settings.seed))
     by = settings.by
     if isinstance(by, FindGroups):
+        assert settings.rechecks is not None
+        watched(federation, settings.rechecks)
         grouping = find_groups(federation, held, by, settings.landmarks)
-        return PacflState((initial,) * grouping.clustering.k, grouping.clustering, held, initial, grouping.notes, grouping.evidence)
+        groupings = Groupings((initial,) * grouping.clustering.k, grouping.clustering, held)
+        return PacflState(groupings, initial, grouping.notes, grouping.evidence)
     released = federation.gram(held, then=replace(by, at_least=federation.merge_below))
     clustering = Clustering(held.clients, tuple(int(label) for label in released.result["labels"]), int(released.result["k"]))
     rule = f"threshold {by.beta:g}" if by.beta is not None else f"k = {by.k}" if by.k is not None else f"automatic ({by.auto})"
     notes = {"rule": rule, "clear": bool(released.result["clear"])}
-    return PacflState((initial,) * clustering.k, clustering, held, initial, notes, released.evidence)
+    return PacflState(Groupings((initial,) * clustering.k, clustering, held), initial, notes, released.evidence)
 
 
 def _round(settings: PacflSettings, federation: Federation, state: PacflState) -> tuple[PacflState, RoundRecord]:
-    models, record = average_within(federation, state.models, state.clustering, settings.train, settings.weights)
-    return replace(state, models=models, tuned=()), record
+    groupings, notes = state.groupings, dict[str, Any]()
+    if settings.rechecks is not None:
+        groupings, notes = rechecked(federation, settings.rechecks, groupings, state.initial)
+    models, record = average_within(federation, groupings.models, groupings.training, settings.train, settings.weights)
+    return replace(state, groupings=replace(groupings, models=models), tuned=()), replace(record, notes={**record.notes, **notes})
 
 
 def _serve(settings: PacflSettings, state: PacflState) -> Served:
-    models = [model + Shared(own=state.tuned) for model in state.models]
-    return Served(Evaluate(settings.train.model), {"model": models}, state.clustering)
+    models = [model + Shared(own=state.tuned) for model in state.groupings.models]
+    return Served(Evaluate(settings.train.model), {"model": models}, state.groupings.clustering)
 
 
 def _admit(
     settings: PacflSettings, federation: Federation, state: PacflState, newcomers: Sequence[int]
 ) -> tuple[PacflState, Mapping[str, Any]]:
     """Algorithm 2: newcomers extend the proximity matrix, take their cluster's model, and fine-tune it."""
-    held = federation.compute(settings.signature, on=newcomers)
-    by = settings.by
-    placing = JoinGroups(by) if isinstance(by, FindGroups) else PlaceNewcomers(replace(by, at_least=federation.merge_below))
-    released = federation.gram(held["signature"], then=placing, against=state.signatures)
-    clustering = state.clustering.extended(held.clients, [int(label) for label in released.result["labels"]])
-    models = state.models + (state.initial,) * (clustering.k - len(state.models))
+    before = state.groupings
+    if settings.rechecks is not None:
+        groupings, notes = newcomers_placed(federation, settings.rechecks, before, state.initial, newcomers)
+    else:
+        groupings, notes = _by_angles(settings, federation, state, newcomers)
     tuned: tuple[OwnAddend, ...] = ()
     if settings.fine_tune_epochs:
         task = at_round(_tuning(settings), federation.round)
-        trained = federation.compute(task, {"model": list(models)}, which=clustering, on=newcomers)
+        trained = federation.compute(task, {"model": list(groupings.models)}, which=groupings.clustering, on=newcomers)
         tuned = (OwnAddend(trained["update"]),)
-    notes = {"opened_clusters": clustering.k - state.clustering.k}
-    if "recut_changes" in released.result:
-        notes["recut_changes"] = int(released.result["recut_changes"])
-    return replace(state, models=models, clustering=clustering, tuned=tuned), notes
+    notes = {"opened_clusters": groupings.clustering.k - before.clustering.k, **notes}
+    return replace(state, groupings=groupings, tuned=tuned), notes
+
+
+def _by_angles(
+    settings: PacflSettings, federation: Federation, state: PacflState, newcomers: Sequence[int]
+) -> tuple[Groupings, dict[str, Any]]:
+    """Newcomers by rows of the proximity matrix: each joins the nearest cluster below the cut, or opens one from θ⁰."""
+    assert isinstance(settings.by, ClusterByAngles)
+    before = state.groupings
+    held = federation.compute(settings.signature, on=newcomers)["signature"]
+    placing = PlaceNewcomers(replace(settings.by, at_least=federation.merge_below))
+    result = federation.gram(held, then=placing, against=before.held).result
+    clustering = before.clustering.extended(held.clients, [int(label) for label in result["labels"]])
+    models = before.models + (state.initial,) * (clustering.k - len(before.models))
+    return replace(before, models=models, clustering=clustering), {"recut_changes": int(result["recut_changes"])}
 
 
 def _describe(state: PacflState) -> Mapping[str, Any]:
-    return {"clustering": state.clustering, "evidence": state.evidence, **state.notes}
+    return {
+        "clustering": state.groupings.clustering, "unplaced": state.groupings.unplaced, "evidence": state.evidence, **state.notes,
+    }  # fmt: skip
 
 
 def _sample_releases(rounds: int, settings: Mapping[str, Any]) -> Releases:
     compared = _compared(settings)
+    refuse_private(settings)
     if compared.per_label:
         raise InputError(
             "algorithm.per_label under privacy.unit = 'sample': a signature per label would show which labels there are; set it to false"
@@ -346,7 +394,8 @@ def _knowledge(settings: Mapping[str, Any]) -> str:
 
 PACFL = AlgorithmSpec(
     "pacfl", pacfl, "one-shot clustering by principal angles, then FedAvg in each cluster (Vahidian et al. 2023)",
-    states=(PacflState, Cut), tasks=(TrainApart,), functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups),
+    states=(PacflState, Groupings, Cut), tasks=(TrainApart, *RECHECK_TASKS),
+    functions=(ClusterByAngles, PlaceNewcomers, FindGroups, JoinGroups, PlaceClients),
     sample_releases=_sample_releases, cohorts="labelled", compared=_compared, knowledge=_knowledge, serves_released=True,
     needs_classes=lambda settings: "has a signature for each label (algorithm.per_label)" if _compared(settings).per_label else "",
 )  # fmt: skip

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..errors import InputError
 from ..randomness import Stream, stream
-from ..types import Array, ClientData, Population
+from ..types import Array, ClientData, DataChange, Population
 from . import partition as split
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
+from .drift import OWN, stages, with_stages
 from .held_out import with_held_out
 from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
@@ -48,8 +49,9 @@ def _build_partition(spec: DataSpec, directory: str | Path | None) -> Population
 def _population(spec: DataSpec, dataset: Dataset) -> Population:
     """The data set, divided among clients."""
     shifts = _shifts(spec, dataset)
+    samples = spec.samples_per_client
     try:
-        partition = _partition(spec, dataset, max(len(shifts), 1))
+        partition = _partition(replace(spec, samples_per_client=samples * stages(spec.drift)), dataset, max(len(shifts), 1))
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     repeats = ("every group divides the whole training set: images repeat between groups, not within one",) if spec.repeat_per_group else ()
@@ -58,7 +60,11 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         base = max(partition.groups) + 1
         kinds = [position // base % len(shifts) for position in range(len(kinds))]
         partition = replace(partition, groups=tuple(g * len(shifts) + kind for g, kind in zip(partition.groups, kinds, strict=True)))
+    later: dict[int, Array] = {}
+    if spec.drift and samples:
+        partition, later = with_stages(partition, samples, spec.seed)
     clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
+    changes = _changes(spec, dataset, partition, later, shifts or (_unchanged,))
     scaling = dataset.scaling
     return Population(
         name=f"{spec.source}/{spec.partition}",
@@ -75,7 +81,33 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         label_range=dataset.label_range,
         moments={} if scaling is None or not scaling.per_client else _moments(dataset.x_train, scaling, partition),
         groups_known=partition.groups_known,
+        changes=changes,
     )
+
+
+def _changes(
+    spec: DataSpec, dataset: Dataset, partition: Partition, later: dict[int, Array], shifts: Sequence[Shift]
+) -> tuple[DataChange, ...]:  # fmt: skip
+    """What happens to clients in a run, in the order of the rounds: each change takes the next samples of the client's own deal."""
+    made: list[DataChange] = []
+    group_of = dict(zip(partition.ids, partition.groups, strict=True))
+    taken = dict.fromkeys(partition.ids, 0)
+    for entry in sorted(spec.drift, key=lambda entry: entry.round):
+        for client in entry.clients:
+            if entry.joins:
+                made.append(DataChange(entry.round, client, group_of[client]))
+                continue
+            group, was = entry.group if entry.group != OWN else group_of[client], group_of[client]
+            if group not in partition.groups or group // len(shifts) != was // len(shifts):
+                known = sorted({other for other in partition.groups if other // len(shifts) == was // len(shifts)})
+                raise refuse("drift", group, f"client {client} of group {was} can have the data of groups {known}")
+            at, count = partition.ids.index(client), spec.samples_per_client
+            own = np.sort(later[client][taken[client] : taken[client] + count])
+            alone = replace(partition, ids=(client,), train=(own,), test=(partition.test[at],), groups=(group,))
+            (data,), _ = _clients(dataset, alone, shifts, [group % len(shifts)])
+            made.append(DataChange(entry.round, client, group, data))
+            taken[client], group_of[client] = taken[client] + count, group
+    return tuple(made)
 
 
 def _moments(x: Array, scaling: Scaling, partition: Partition) -> dict[int, tuple[Array, Array]]:

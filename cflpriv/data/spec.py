@@ -10,6 +10,7 @@ from ..errors import InputError, near
 from ..keys import Key, check_ranges, readable
 from .columns import Column, scaling_of
 from .datasets import Dataset
+from .drift import Drift, check_drift
 from .held_out import HeldOut
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
@@ -195,6 +196,10 @@ class DataSpec:
         int,
         Key("held_out `last`: so many samples before these are left out, since they share measurements with these.", "[0, inf)", "samples"),
     ] = 0
+    drift: Annotated[
+        tuple[Drift, ...],
+        Key("Simulations: clients that get other data before a round, or join then, as `[[data.drift]]`."),
+    ] = ()
     seed: Annotated[int, Key("Seed of the partition and of every other draw of data.")] = 0
 
     def __post_init__(self) -> None:
@@ -241,6 +246,7 @@ def check_spec(spec: DataSpec) -> None:
         raise refuse("paths", spec.paths, f"source = {spec.source!r} takes {' or '.join(map(str, paths))}")
     if spec.held_out_gap and spec.held_out != "last":
         raise refuse("held_out_gap", spec.held_out_gap, f"only held_out = 'last' has a gap, and this is {spec.held_out!r}")
+    check_drift(spec)
     _check_table(spec)
     if spec.sources and spec.source != "mixture":
         raise refuse("sources", spec.sources, "only source = 'mixture' has sources")

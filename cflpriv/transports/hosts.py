@@ -126,6 +126,10 @@ class Host(Protocol):
         """What `look` finds at these places, in their order."""
         ...
 
+    def change(self, data: Mapping[int, ClientData]) -> None:
+        """Clients have these data from now on, also where their host begins again."""
+        ...
+
     def stores(self) -> Mapping[int, ObjectStore]:
         """What every party keeps, by place."""
         ...
@@ -156,16 +160,22 @@ class LocalHost(ClientHost):
     def __init__(self, members: Members) -> None:
         cache = TransformCache()
         parties: dict[int, Party] = {}
+        current = dict(members.data)
         for place in members.identities:
             settings, store, entropy = members.settings(place), members.stores[place], members.entropy[place]
             if place <= HOLDER:
                 parties[place] = party_for(settings.protection)(settings, store, entropy)
             else:
-                data = partial(_same, members.data[place])
+                data = partial(current.__getitem__, place)
                 parties[place] = FederationClient(settings, data, store, entropy, cache=cache, strict=members.strict)
         super().__init__(parties, members.engine)
-        self.members = members
+        self.members, self._current = members, current
         self.evaluated: dict[int, Evaluated] = {}
+
+    def change(self, data: Mapping[int, ClientData]) -> None:
+        self._current.update(data)
+        for place in data:
+            self.evaluated.pop(place, None)
 
     def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         answers = super().answer(asks)
@@ -189,10 +199,6 @@ class LocalHost(ClientHost):
 
     def close(self) -> None:
         self.engine.close()
-
-
-def _same(data: ClientData) -> ClientData:
-    return data
 
 
 # --- several hosts
@@ -347,6 +353,11 @@ class SplitHosts:
                 arrived |= zip(shares[number], results, strict=True)
         return [arrived[place] for place in places]
 
+    def change(self, data: Mapping[int, ClientData]) -> None:
+        self._members = replace(self._members, data={**self._members.data, **data})
+        for place, own in data.items():  # each at its own host, which gets no other client's data
+            self.each([place], _change, own)
+
     def stores(self) -> Mapping[int, ObjectStore]:
         """Read from the hosts, encoded. From here a host that ends later begins again."""
         places = list(self._at)
@@ -403,6 +414,11 @@ class SplitHosts:
         self._carrier.restart(number)
         entropy = {place: self._fresh(f"{party_name(place)}, restart {self._restarts}") for place in share}
         self._begin(number, replace(self._members, entropy={**self._members.entropy, **entropy}))
+
+
+def _change(host: LocalHost, places: Sequence[int], data: ClientData) -> list[None]:
+    host.change(dict.fromkeys(places, data))
+    return [None] * len(places)
 
 
 def _kept(host: LocalHost, places: Sequence[int]) -> list[dict[str, bytes]]:

@@ -95,6 +95,14 @@ class Simulated:
         self.transport.online -= set(clients)
         self.federation.lose(clients)
 
+    def change(self, data: Sequence[ClientData]) -> None:
+        """Clients have other data from now on. `InputError` for unknown ones."""
+        if unknown := sorted({own.id for own in data} - set(self.data)):
+            raise InputError(f"change: clients {unknown} are not known")
+        changed = {own.id: own for own in data}
+        self.data = {**self.data, **changed}
+        self.host.change(changed)
+
     def peek(self, client: int, value: Parameter) -> Array:
         """The value of a sum or of a held value as one client sees it."""
         sought: m.HeldValue | m.Addends

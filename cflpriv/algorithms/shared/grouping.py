@@ -18,6 +18,7 @@ import numpy as np
 
 from ...clustering.cuts import merge_small
 from ...clustering.group_test import LEAST_TESTED, LOOK, Groups, groups_given, groups_of
+from ...clustering.placement import LEAST, UNPLACED, place
 from ...clustering.similarity import Gram, moments
 from ...clustering.unbiased_gram import LONGEST, UnbiasedGram, bounded, distances_to_groups, unbiased_of_folds, unbiased_of_vectors
 from ...contract.handles import Held
@@ -30,7 +31,7 @@ from ...randomness import stream
 from ...types import Array, Clustering
 
 __all__ = [
-    "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "check_draws", "find_groups",
+    "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "PlaceClients", "check_draws", "find_groups",
     "landmarks_of", "notes_of",
 ]  # fmt: skip
 
@@ -176,6 +177,57 @@ class JoinGroups:
             labels = np.concatenate([labels, distances_to_groups(gram, first, labels, k, traces).argmin(1)])
         squares = distances_to_groups(gram, fresh, labels, k, traces)
         return {"labels": squares.argmin(1)}, {"squared_distance": squares}
+
+
+@dataclass(frozen=True)
+class PlaceClients:
+    """Each new client joins the nearest group, or belongs to none, or opens a group with others: `clustering.placement`.
+
+    `least`: so many clients open a group. `labels`: in a new epoch, those of all clients, `UNPLACED` for the clients to be placed; where
+    clients join an epoch, empty: these are placed, by the clients that were compared before.
+
+    Result, of the clients that are new in the epoch: whether each is "placed" in a group, the "labels" (from `k` on of opened groups; of a
+    client in none, the nearest), and the "nearest" of the k groups. Evidence: p of membership of each client that was to be placed, and
+    that of the joint test.
+    """
+
+    results: ClassVar[Results] = {"placed": "new", "labels": "new", "nearest": "new"}
+
+    by: FindGroups
+    k: int
+    alpha: float
+    least: int = LEAST
+    labels: tuple[int, ...] = ()
+
+    def private(self, noise: Noise) -> "PlaceClients":
+        """The same for private folds."""
+        return replace(self, by=self.by.private(noise))
+
+    def __call__(self, view: GramView) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        fresh = np.arange(view.gram.n - len(view.new), view.gram.n)
+        old: Array = np.zeros(0, np.int64) if self.labels else view.memory["labels"]
+        known = np.array(self.labels) if self.labels else np.full(len(fresh), UNPLACED)
+        before = view.memory.get("compared", np.arange(len(old)))
+        kept = np.flatnonzero(old != UNPLACED)  # clients of too much noise are not compared
+        compared, labels = np.concatenate([before[kept], fresh]), np.concatenate([old[kept], known])
+        unbiased = self.by.unbiased(self.by.comparable(_part_of(view.gram, compared)))
+        rng = stream(self.by.seed, "place", len(compared))
+        placed = place(unbiased.products, unbiased.traces, labels, self.k, rng, alpha=self.alpha, least=self.least)
+        nearest = known.copy()
+        nearest[known == UNPLACED] = placed.nearest
+        known[known == UNPLACED] = placed.labels
+        view.memory.update(labels=np.concatenate([old, known]), compared=np.concatenate([before, fresh]))
+        result = {"placed": known != UNPLACED, "labels": np.where(known == UNPLACED, nearest, known), "nearest": nearest}
+        return result, {"p": placed.p, "joint_p": placed.joint_p}
+
+
+def _part_of(gram: Gram, positions: Array) -> Gram:
+    """The Gram of some of the clients."""
+    if len(positions) == gram.n:
+        return gram
+    rows = [gram.block(slice(at, at + 1), slice(0, gram.n))[:, :, positions] for at in positions]
+    size = len(positions) * gram.p
+    return Gram.of_matrix([gram.clients[at] for at in positions], np.concatenate(rows).reshape(size, size), gram.p, gram.error)
 
 
 def _squared_distances(unbiased: UnbiasedGram) -> Array:

@@ -16,6 +16,7 @@ from ...contract.protection import ROBUST, listed
 from ...data import DATASETS, PARTITIONS
 from ...data.columns import Column
 from ...data.datasets import NPZ_ARRAYS
+from ...data.drift import Drift
 from ...engine.models import MODELS, Model
 from ...errors import InputError
 from ...generated_pages import generated_page
@@ -172,6 +173,8 @@ def page() -> str:
             parts += [
                 "### data.columns\n\nKeys of each `[[data.columns]]`, one for each column of a table.\n",
                 _table(keys_of("data.columns", Column)),
+                "### data.drift\n\nKeys of each `[[data.drift]]`.\n",
+                _table(keys_of("data.drift", Drift)),
                 _names("data.source", DATASETS),
                 _names("data.partition", PARTITIONS),
                 _names("Arrays of an npz, or of a folder of .npy files", NPZ_ARRAYS, "array"),

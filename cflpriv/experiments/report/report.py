@@ -19,6 +19,7 @@ from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
+from ...placements import placement_text
 from ...streams import readable
 from ...types import Array
 from ..sweep.choose import FILE as CHOICE
@@ -92,6 +93,7 @@ def write_report(folder: Path) -> Path:
         recomputed=RECOMPUTED,
         truth_known=any(run.summary["true_groups"] is not None for run in runs),
         advice=[(run.label, lines) for run in runs if (lines := _advice(run))],
+        placements=[(run.label, lines) for run in runs if (lines := _placements(run))],
     )
     try:
         write_table(folder / "results.csv", _scalars(everything))
@@ -184,6 +186,16 @@ def _advice(run: RunFiles) -> list[str]:
         return list(filter(None, [*lines, "" if mixture is None else mixture_line(mixture)]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{run.folder / 'summary.json'}: is damaged ('advice': {error})") from None
+
+
+def _placements(run: RunFiles) -> list[str]:
+    """Who was moved, who belongs to no cluster and which clusters were opened, a line for each event; nothing if nothing happened."""
+    try:
+        lines = [f"Round {event['round'] + 1}: {placement_text(event)}." for event in run.summary.get("placements", ())]
+        newcomers = placement_text(run.summary.get("newcomers") or {})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{run.folder / 'summary.json'}: is damaged ('placements': {error})") from None
+    return [*lines, *([f"Newcomers: {newcomers}."] if newcomers else [])]
 
 
 def _clustering(run: RunFiles) -> dict[str, Any] | None:

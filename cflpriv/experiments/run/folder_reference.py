@@ -69,6 +69,9 @@ _ROW = {
     "client_upload_bytes, client_download_bytes": "Means of this round over the clients that took part.",
     "clipped_clients": "Clients whose contribution was clipped.",
     "unchanged_clusters": "Clusters without a sum in this round.",
+    "changed, moved, unplaced, opened": "Clients whose data changed; `[client, from, to]` of each that moved (from null: no cluster); "
+    "clients in no cluster; by new cluster its first clients. Each only if it happened.",
+    "admissions": "The same of clients that joined in this round.",
     "epsilon": "Privacy spent so far (`[privacy]` only).",
     "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, in some rounds "
     '(simulations with `privacy.unit = "sample"`): computed without noise, for the experimenter alone.',
@@ -92,6 +95,8 @@ _SUMMARY = {
     "`client_epochs` (the same over a run that holds nothing out), `numbers_in_sums` besides updates, `test_accuracy` by option (the "
     "experimenter's). Null without.",
     "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
+    "placements": "What happened to clients that were placed again, or that joined, with the `round`: as in rounds.",
+    "unplaced": "Clients that belong to no cluster at the end; they use the model of the nearest.",
     "mixture": "Clients' own mixtures (`training.mixture`): accuracies of local models, models of the run and own mixtures, their "
     "`differences`, `client_epochs` and `numbers_in_sums` as under `advice`; why there are none (`reason`). Null without.",
     "rounds, rounds_planned, rounds_skipped": "Rounds that ran, were planned, changed nothing.",

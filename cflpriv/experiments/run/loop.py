@@ -21,6 +21,7 @@ from ...engine.models import model_doubts
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
+from ...placements import noted, placements_of
 from ...protocols.ledger import BudgetExceeded
 from ...randomness import stream
 from ...transports.simulation import Simulated
@@ -132,7 +133,8 @@ def advance(run: Experiment) -> dict[str, Any]:
     row: dict[str, Any] = {"round": number, "cohort": [], "admitted": [], "skipped": None}
     with one_thread(), using(device_of(run.config)):
         try:
-            row["admitted"] = _admitted(run, came)
+            row["admitted"], admissions = _admitted(run, came)
+            row |= {"admissions": admissions} if admissions else {}
             run.state, record = _retried(run, lambda: run.algorithm.round(run.federation, run.state))
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
@@ -205,36 +207,38 @@ def _retried(run: Experiment, step: Callable[[], Done]) -> Done:
     return step()
 
 
-def _admitted(run: Experiment, came: Collection[int]) -> list[int]:
-    """Admit clients that the clustering has not seen, where the algorithm can. Those that drop out meanwhile are asked when they return.
+def _admitted(run: Experiment, came: Collection[int]) -> tuple[list[int], list[dict[str, Any]]]:
+    """Admit clients that the clustering has not seen, where the algorithm can; and what is noted of their placement, if anything.
 
-    When a holder is back that did not answer, a step is taken again with the same clients: if its answer was lost, it repeats that to no
-    others.
+    Those that drop out meanwhile are asked when they return. When a holder is back that did not answer, a step is taken again with the same
+    clients: if its answer was lost, it repeats that to no others.
     """
     waiting, run.waiting = run.waiting, []
     steps = [*waiting, tuple(sorted(set(came).difference(*waiting)))]
-    return sorted(client for step in steps for client in _admitted_together(run, step))
+    admitted, notes = zip(*(_admitted_together(run, step) for step in steps), strict=True)
+    return sorted(client for clients in admitted for client in clients), [event for own in notes if (event := noted(own))]
 
 
-def _admitted_together(run: Experiment, came: Sequence[int]) -> list[int]:
-    """Admit clients in one step."""
+def _admitted_together(run: Experiment, came: Sequence[int]) -> tuple[list[int], Mapping[str, Any]]:
+    """Admit clients in one step; who was admitted, and the algorithm's notes."""
     admit = run.algorithm.admit
     clustering = run.algorithm.describe(run.state).get("clustering") if came and admit is not None else None
     fresh = [client for client in came if clustering is not None and client not in clustering.clients]
     if not fresh or admit is None:
-        return []
+        return [], {}
     if "gram" in run.algorithm.operations and run.federation.holder_missing:
         run.waiting.append(tuple(fresh))
-        return []
+        return [], {}
     later: tuple[type[Exception], ...] = (*run.backend.skips, *OVER_BUDGET)
+    notes: Mapping[str, Any] = {}
     try:
-        run.state, _ = _retried(run, lambda: admit(run.federation, run.state, fresh))
+        run.state, notes = _retried(run, lambda: admit(run.federation, run.state, fresh))
     except later as error:
         run.report(f"clients {fresh} were not admitted: {error}")
         if isinstance(error, KeyHolderLost) and not error.refusal:
             run.waiting.append(tuple(fresh))
     known = run.algorithm.describe(run.state)["clustering"].clients
-    return [client for client in fresh if client in known]
+    return [client for client in fresh if client in known], notes
 
 
 def input_warnings(config: Config, population: Population) -> tuple[str, ...]:
@@ -278,6 +282,8 @@ def finish(run: Experiment) -> dict[str, Any]:
         "choice_ari": final.get("choice_ari"),
         "clusters": len(set(labels.values())) or (1 if "mean" in run.algorithm.operations and not by_cluster else None),
         "true_groups": len(set(run.truth.values())) or None,
+        "placements": placements_of(run.rows),
+        "unplaced": sorted(described.get("unplaced", ())),
         "advice": run.advice,
         "mixture": run.mixture,
         "clear_structure": described.get("clear"),
@@ -330,6 +336,7 @@ def check_same_data(folder: Path, digest: str | None, population: Population) ->
 def population_digest(population: Population) -> str:
     """A digest of all clients' data, independent of their order, by which an audit detects other data."""
     seen: dict[int, bytes] = {}
+    later = [change.data for change in population.changes if change.data is not None]
 
     def of(array: Array) -> bytes:
         if id(array) not in seen:
@@ -339,7 +346,7 @@ def population_digest(population: Population) -> str:
         return seen[id(array)]
 
     whole = blake2b(digest_size=16)
-    for client in sorted(population.clients, key=lambda client: client.id):
+    for client in (*sorted(population.clients, key=lambda client: client.id), *later):
         whole.update(f"{client.id}|".encode())
         for array in (client.x_train, client.y_train, client.x_test, client.y_test):
             whole.update(of(array))

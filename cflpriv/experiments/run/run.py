@@ -67,6 +67,10 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         raise InputError(f"data.newcomers = {config.data.newcomers}: leaves no client to train of {len(ids)}")
     newcomers = held_back(population.group_of, config.data.newcomers)
     trained = tuple(client for client in ids if client not in newcomers)
+    late = {change.client for change in population.changes if change.data is None}
+    if later := sorted(late.intersection(newcomers)):
+        raise InputError(f"data.drift: clients {later} join in a round, and data.newcomers = {len(newcomers)} has them join after training")
+    present = tuple(client for client in trained if client not in late)
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
     noise = config.noise(asked)
     config, chosen_values = config.fitted(population)
@@ -85,7 +89,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
         "sampling": config.sampling(),
         "seed": settings.seed,
         "transcript": transcript_of(config, ids),
-        "present": trained,
+        "present": present,
         "entropy": entropy,
         "faults": Faults(settings.seed, config.training.dropout, dropouts),
         "engine": Engine(settings.engine, settings.workers, settings.device, precision=settings.precision, noise=settings.noise_place),
@@ -112,7 +116,7 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     )
     truth = population.truth
     run = Experiment(
-        config, population, algorithm, simulated.federation, backend, trained, truth, private, newcomers, simulated, started=began,
+        config, population, algorithm, simulated.federation, backend, present, truth, private, newcomers, simulated, started=began,
         baseline=mean_label(population, trained) if population.label_range else majority_label(population, trained), chosen=chosen_values,
     )  # fmt: skip
     early = secrets_of(run)  # a party that is none is refused before anything runs
@@ -136,6 +140,11 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
         warnings.warn(doubt, CflprivWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
+    for change in population.changes:
+        if change.round >= config.training.rounds:
+            raise InputError(f"data.drift: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
+        if change.data is None and algorithm.admit is None:
+            raise InputError(f"data.drift: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
     if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:
@@ -166,6 +175,8 @@ def _join(sources: Mapping[str, Counted], run: Experiment, progress: Mapping[str
     if progress is None:
         return
     run.simulated.engine.paths.update({(task, path): count for task, path, count in progress["engine_paths"]})
+    for number in range(progress["rounds"]):
+        _change_data(run, number)
     run.simulated.join(progress["online"])
     drawn = progress["entropy"]  # last: greeting clients again draws challenges
     for party in sources.keys() & drawn.keys():
@@ -179,9 +190,22 @@ def _nobody_returns(run: Experiment, error: Exception) -> None:
 
 
 def _begin_round(run: Experiment, number: int) -> Collection[int]:
-    """Nobody is admitted: who comes back after a dropout took part in the beginning, and newcomers come after training."""
+    """Who joins by `data.drift` is admitted. Who comes back after a dropout took part in the beginning; newcomers come after training."""
+    joining = _change_data(run, number)
+    if joining:
+        run.simulated.join(joining)
     run.federation.begin_round(number)
-    return ()
+    return joining
+
+
+def _change_data(run: Experiment, number: int) -> tuple[int, ...]:
+    """Give clients the data that they have from this round on; those that join in it, which are expected from then on."""
+    changes = [change for change in run.population.changes if change.round == number]
+    run.simulated.change([change.data for change in changes if change.data is not None])
+    run.truth = {**run.truth, **{change.client: change.group for change in changes if change.client in run.truth}}
+    joining = tuple(change.client for change in changes if change.data is None)
+    run.expected = tuple(sorted({*run.expected, *joining}))
+    return joining
 
 
 def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:

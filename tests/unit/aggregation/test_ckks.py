@@ -196,11 +196,11 @@ def test_the_key_holder_forgets_when_the_epoch_closes() -> None:
     fed, _, state = clustered(Protection(gram=("ckks",)))
     store = eye(fed).stores[HOLDER]
     assert [name for name in store.names() if name.startswith("epoch/")] == ["epoch/0"]
-    fed.close(state.signatures)
+    fed.close(state.groupings.held)
     assert set(store.names()) == {"session"}
     assert eye(fed).secrets("key-holder") == {}
     with pytest.raises(InputError, match="closed"):
-        fed.gram(state.signatures, then=ClusterByAngles(), against=state.signatures)
+        fed.gram(state.groupings.held, then=ClusterByAngles(), against=state.groupings.held)
 
 
 def test_long_vectors_are_sketched_first() -> None:

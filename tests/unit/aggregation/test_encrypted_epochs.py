@@ -102,8 +102,8 @@ def test_others_than_those_of_a_step_that_the_holder_ended_are_refused_and_these
     with pytest.raises(KeyHolderLost):
         made.admit(fed, state, [3])
     fed.begin_round(1)
-    step = fed.epochs.of(state.signatures).session.steps
-    ask = m.Finish(fed.session, fed.epochs.of(state.signatures).number, step, (7,), b"")
+    step = fed.epochs.of(state.groupings.held).session.steps
+    ask = m.Finish(fed.session, fed.epochs.of(state.groupings.held).number, step, (7,), b"")
     with pytest.raises(KeyHolderLost, match="replay"):
         fed._registry.ask_holder(ask, "another")
     state, _ = made.admit(fed, state, [3])
@@ -146,9 +146,9 @@ def test_a_step_without_newcomers_is_taken_again_too(how: str) -> None:
     state = made.init(fed)
     transport.breaks = [("ckks finish", how)]
     with pytest.raises((OSError, KeyHolderLost)):
-        fed.gram(state.signatures, ClusterByAngles(k=2), against=state.signatures, on=())
+        fed.gram(state.groupings.held, ClusterByAngles(k=2), against=state.groupings.held, on=())
     fed.begin_round(0)
-    again = fed.gram(state.signatures, ClusterByAngles(k=2), against=state.signatures, on=())
+    again = fed.gram(state.groupings.held, ClusterByAngles(k=2), against=state.groupings.held, on=())
     assert list(again.result["labels"]) == list(state.clustering.labels)
     state, _ = made.admit(fed, state, [5])
     assert state.clustering.clients[-1] == 5

@@ -85,7 +85,7 @@ def test_a_key_holder_that_lies_ends_a_step_by_word_and_leaves_the_server_as_it_
     transport, fed = without(scene, {3}, replace(LABELS, ckks_release=release))  # type: ignore[arg-type]
     made = algorithm_on(scene, "pacfl")
     state = made.init(fed)
-    epoch = fed.epochs.of(state.signatures)
+    epoch = fed.epochs.of(state.groupings.held)
     before = (list(epoch.clients), epoch.session.steps, epoch.session.machine.clients, sorted(epoch.session.blocks))
     fed.begin_round(0)
     transport.tamper = lambda party, stage, data: m.encode(said) if stage == "ckks finish" else data
@@ -183,12 +183,14 @@ def test_no_keys_outlive_a_run_or_stay_for_an_epoch_that_is_over() -> None:
     assert epochs_of(transport) == ["epoch/1"]
     again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
-    number, key = fed.epochs.of(state.signatures).number, state.signatures.key
+    number, key = fed.epochs.of(state.groupings.held).number, state.groupings.held.key
     again.know(key, fed.known(key))
-    again.epochs.enter(state.signatures, Epoch(number, again.epochs.make(number), [0, 1, 2, 3, 4, 5], (3, 8), {}))
+    again.epochs.enter(state.groupings.held, Epoch(number, again.epochs.make(number), [0, 1, 2, 3, 4, 5], (3, 8), {}))
     again.enrol()
     kept = made.init(again)
-    assert epochs_of(transport) == [f"epoch/{again.epochs.of(kept.signatures).number}"], "of the process before nothing can be gone on with"
+    assert epochs_of(transport) == [f"epoch/{again.epochs.of(kept.groupings.held).number}"], (
+        "of the process before nothing can be gone on with"
+    )
     again.end()
     assert epochs_of(transport) == []
 

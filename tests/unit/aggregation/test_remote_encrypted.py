@@ -98,7 +98,7 @@ def test_a_released_gram_is_the_true_one_within_the_stated_noise() -> None:
         return {}, {}
 
     for fed in (federation(scene, seed=1), federation(scene, protection, seed=1), remote(scene, protection)[1]):
-        held = made.init(fed).signatures["signature"]
+        held = made.init(fed).groupings.held["signature"]
         fed.gram(held, look, against=held, on=())
     (true, _), (local, std), (got, error) = seen
     assert std == error > 0
@@ -181,7 +181,7 @@ def test_newcomers_cost_their_own_rows_only(landmarks: int, release: Any) -> Non
     truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
     clustering = state.clustering
     assert len({(clustering[client], truth[client]) for client in range(8)}) == clustering.k == 2
-    fed.close(state.signatures)
+    fed.close(state.groupings.held)
     assert not [name for name in transport.stores[HOLDER].names() if name.startswith("epoch/")], "keys are dropped with the epoch"
 
 
@@ -261,11 +261,11 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     state = made.init(fed)
     again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
-    epoch, key = fed.epochs.of(state.signatures), state.signatures.key
+    epoch, key = fed.epochs.of(state.groupings.held), state.groupings.held.key
     again.know(key, fed.known(key))
     session: Any = again.epochs.make(epoch.number)
     session.restore(epoch.session.saved())
-    again.epochs.enter(state.signatures, Epoch(epoch.number, session, list(epoch.clients), epoch.shape, {}))
+    again.epochs.enter(state.groupings.held, Epoch(epoch.number, session, list(epoch.clients), epoch.shape, {}))
     transport.dead = set()
     assert again.begin_round(0) == (0, 1, 2, 3, 4, 5)
     with pytest.raises(EpochEnded, match="restarted"):
@@ -385,7 +385,7 @@ def test_parties_refuse_another_release_than_their_own_settings_say() -> None:
     for roster, protection, word in ((transport.roster, greedy, "forbidden"), (transport.roster, LABELS, "bad-signature")):
         fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
         fed.enrol()
-        held = algorithm_on(scene, "pacfl").init(fed).signatures
+        held = algorithm_on(scene, "pacfl").init(fed).groupings.held
         ((part, _, shape),) = fed._known[held.key].layout.parts
         setup = CkksSettings.of(protection).setup(fed.session, 9, roster, *shape)
         key = ckks.KeyHolder(setup, helpful, bytes(32), roster).announcement

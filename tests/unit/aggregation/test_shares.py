@@ -144,7 +144,7 @@ def test_the_lead_sees_the_matrix_and_the_error_is_that_of_rounding() -> None:
         return {}, {}
 
     made, clear = algorithm_on(scene, "pacfl"), federation(scene, seed=1)
-    held = made.init(clear).signatures["signature"]
+    held = made.init(clear).groupings.held["signature"]
     clear.gram(held, look, against=held, on=())
     _, fed = remote(scene, SHARES)
     known = holder_party.then_of
@@ -379,7 +379,7 @@ def test_holders_forget_when_the_epoch_closes_and_an_epoch_ends_with_its_server(
     assert all("epoch/0" in transport.stores[place].names() for place in transport.holders)
     (epoch,) = {one[1].number: one[1] for entries in fed.epochs.entered.values() for one in entries}.values()
     epoch.session = fed.epochs.make(0)
-    held = state.signatures["signature"]
+    held = state.groupings.held["signature"]
     with pytest.raises(EpochEnded):
         fed.gram(held, ClusterByAngles(), against=held, on=())
     fed.end()

@@ -30,9 +30,10 @@ from cflpriv.federation.observed_schedule import Observed, Watched, observed_sch
 from cflpriv.federation.transport import ExchangeStage, Transport
 from cflpriv.privacy.settings import Noise
 from cflpriv.protocols.errors import ProtocolError
-from cflpriv.types import Population
+from cflpriv.types import DataChange, Population
 
 SCENE = population(groups=2, clients_per_group=5, samples=14, test_samples=2, shape=(4,), separation=4.0)
+DRIFTING = replace(SCENE, changes=(DataChange(1, 0, 1, replace(SCENE.clients[1], id=0)),))
 ALIKE = population(groups=1, clients_per_group=10, samples=14, test_samples=2, shape=(4,))
 BASE: Mapping[str, Mapping[str, Any]] = {
     "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
@@ -131,6 +132,7 @@ def groups() -> list[Group]:
         Group("fesem", [with_keys()]),
         *both("fesem", {"start": "random"}, protection=OBLIVIOUS),
         Group("crossfit", [with_keys()]),
+        *(Group(name, [with_keys({"recheck_every": 1}, DRIFTING)]) for name in ("crossfit", "pacfl")),
         *both("crossfit", {"variant": "plain", "k": 2}, protection=SECAGG),
         *both("one_shot", {"local_epochs": 1}, protection=SECAGG),
         Group("flexcfl", [with_keys({"pretrain_scale": 2})]),
@@ -242,8 +244,10 @@ def noise_of(experiment: Experiment) -> Noise | None:
 def join_midway(experiment: Experiment, newcomers: Sequence[int]) -> None:
     """Let these join at the beginning of round 1, as in a deployment, and take part from then on."""
 
+    simulated = experiment.backend.begin_round
+
     def begin_round(run: Experiment, number: int) -> Collection[int]:
-        run.federation.begin_round(number)
+        simulated(run, number)
         if number == 1 and newcomers and run.algorithm.admit is not None:
             run.simulated.join(newcomers)
             run.state, _ = run.algorithm.admit(run.federation, run.state, newcomers)

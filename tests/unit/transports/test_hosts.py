@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,21 @@ def test_measuring_asks_a_host_again_that_died(carrier: Any) -> None:
         for name, value in one.items():
             np.testing.assert_allclose(value, other[name], rtol=0, atol=1e-12)
     assert eye(fed).engine.paths == eye(memory).engine.paths
+
+
+def test_data_that_changed_stay_changed_where_a_host_begins_again() -> None:
+    carrier, of = FakeCarrier(HOSTS), {"model": model(SCENE).init(0)}
+    fed, memory = federation(SCENE, hosted=partial(SplitHosts, carrier=carrier)), federation(SCENE)
+    before = eye(memory).measure(Evaluate(model(SCENE)), of, None, [LOST[0]])
+    changed = [replace(SCENE.clients[0], id=LOST[0])]
+    for each in (fed, memory):
+        eye(each).change(changed)
+    carrier.kill(1)
+    found, expected = (eye(each).measure(Evaluate(model(SCENE)), of, None, [LOST[0]]) for each in (fed, memory))
+    assert float(found[0]["loss"]) == pytest.approx(float(expected[0]["loss"]))
+    assert float(found[0]["loss"]) != pytest.approx(float(before[0]["loss"]))
+    with pytest.raises(InputError, match=r"change: clients \[99\] are not known"):
+        eye(fed).change([replace(SCENE.clients[0], id=99)])
 
 
 def test_a_host_that_always_dies_ends_the_run() -> None:

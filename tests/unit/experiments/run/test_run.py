@@ -382,7 +382,7 @@ def test_newcomers_do_not_disturb_the_training() -> None:
     advance(with_), advance(without)
     admit(with_)
     np.testing.assert_array_equal(with_.state.models[0].value(), without.state.models[0].value())
-    assert isinstance(with_.state.signatures, Held)
+    assert isinstance(with_.state.groupings.held, Held)
 
 
 @pytest.mark.parametrize("name", ["pacfl", "fedavg"])

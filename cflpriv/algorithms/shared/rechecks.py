@@ -1,0 +1,209 @@
+"""Clients that are placed again because their data changed, and newcomers: in a cluster, in none, or in a new cluster.
+
+After every so many rounds each client tests whether its own data changed (`tasks.ChangeOfData`), and answers with one bit. Clients that
+changed, and clients that belong to no cluster, are then compared with the members of the clusters in a new clustering epoch, under the
+protection of comparisons. Where none changed nothing is compared.
+
+Guarantee: over a whole run, the probability that any client is moved whose data did not change is at most alpha (`clustering.change`, with
+its assumptions). Of the clients that are placed, one that belongs to a known cluster is held back with probability at most 2 alpha
+(`clustering.placement`, with its assumptions).
+
+A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
+not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from ...clustering.change import level_of_check
+from ...clustering.placement import LEAST, UNPLACED
+from ...contract.handles import Held, Shared
+from ...contract.operations import Federation, Parameter
+from ...contract.schedule import TaskRequest, request
+from ...engine import Task
+from ...errors import InputError
+from ...keys import Key
+from ...tasks.change_of_data import ChangeOfData, ComparedAgain, KeepSamples
+from ...types import Clustering
+from .grouping import FindGroups, PlaceClients, landmarks_of
+
+__all__ = [
+    "PLACE_ALPHA", "RECHECK_TASKS", "Groupings", "PlaceAlpha", "RecheckEvery", "Rechecks", "newcomers_placed", "rechecked",
+    "refuse_private", "watched",
+]  # fmt: skip
+
+PLACE_ALPHA = 0.05
+RECHECK_TASKS = (KeepSamples, ChangeOfData, ComparedAgain)
+"""What clients compute for it, besides what the algorithm compares."""
+RecheckEvery = Annotated[
+    int,
+    Key(
+        "After so many rounds clients test whether their data changed; those that changed are compared again and moved (0: never).",
+        "[0, inf)",
+        "rounds",
+    ),
+]
+PlaceAlpha = Annotated[
+    float,
+    Key(
+        "Chance that any client is moved in a run although its data did not change; level at which a client belongs to no cluster.",
+        "(0, 1)",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Rechecks:
+    """What is fixed in a run: how often, the level, the task whose `part` is compared, and how groups are found.
+
+    `at_model`: whether the task is given the initial "model".
+    """
+
+    every: int
+    alpha: float
+    task: Task
+    part: str
+    find: FindGroups
+    at_model: bool
+    landmarks: int | None = None
+
+    @property
+    def watch(self) -> ChangeOfData:
+        return ChangeOfData(seed=self.find.seed)
+
+    def requests(self) -> tuple[list[TaskRequest], list[TaskRequest]]:
+        """What is asked of a client at its start or when it joins, and in a round, besides what the algorithm asks."""
+        if not self.every:
+            return [], []
+        watching = request(self.watch, {"changed": "gather"}, varies=("level",))
+        return [request(KeepSamples(self.find.seed))], [watching, request(ComparedAgain(self.task), {self.part: "gram"})]
+
+
+@dataclass(frozen=True, eq=False)
+class Groupings:
+    """Models, who is in which cluster, and who is in none (`unplaced`: these have the label of the nearest).
+
+    `held`: the values of the clustering epoch that newcomers are compared in. `placed`: the round of a client's last placement, if not the
+    start. `waiting`: clients came that belong to no cluster, and were not compared with earlier ones.
+    """
+
+    models: tuple[Shared, ...]
+    clustering: Clustering
+    held: Held
+    unplaced: tuple[int, ...] = ()
+    placed: Mapping[int, int] = field(default_factory=dict)
+    waiting: bool = False
+
+    @property
+    def training(self) -> Clustering:
+        """The clustering of the clients that train."""
+        kept = [client for client in self.clustering.clients if client not in self.unplaced]
+        return Clustering(tuple(kept), tuple(self.clustering[client] for client in kept), self.clustering.k)
+
+
+def refuse_private(settings: Mapping[str, Any]) -> None:
+    """Raises `InputError` for settings that have no form under sample-level privacy."""
+    if every := settings.get("recheck_every", 0):
+        raise InputError(
+            f"algorithm.recheck_every = {every} under privacy.unit = 'sample': whether a client's data changed has no private form; "
+            "set it to 0"
+        )
+
+
+def watched(federation: Federation, rechecks: Rechecks, clients: Sequence[int] | None = None) -> None:
+    """Clients keep a short form of the data that they are placed by."""
+    if rechecks.every:
+        federation.compute(KeepSamples(rechecks.find.seed), on=clients)
+
+
+def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, initial: Shared) -> tuple[Groupings, dict[str, Any]]:
+    """Before a round: where a check is due, place clients again that changed or are in no cluster. With notes on what happened, if any."""
+    number = federation.round // rechecks.every if rechecks.every else 0
+    if not number or federation.round % rechecks.every:
+        return groupings, {}
+    clustering = groupings.clustering
+    known = [client for client in federation.clients if client in set(clustering.clients)]
+    earlier = [client for client in known if groupings.placed.get(client, -1) < federation.round]  # others came just now
+    changed = _changed(federation, rechecks, groupings, earlier, number)
+    if not changed and not groupings.waiting:
+        return groupings, {}
+    again = {*changed, *groupings.unplaced}.intersection(known)
+    members = landmarks_of(federation, [client for client in known if client not in again], rechecks.landmarks, len(again))
+    params = {"model": initial} if rechecks.at_model else {}
+    held = federation.compute(ComparedAgain(rechecks.task), params, on=sorted((*again, *members)))[rechecks.part]
+    labels = tuple(UNPLACED if client in again else clustering[client] for client in held.clients)
+    if not any(label != UNPLACED for label in labels):
+        return groupings, {}
+    then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
+    released = federation.gram(held, then=then)
+    federation.close(groupings.held)
+    made, notes = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
+    return made, {**({"changed": sorted(changed)} if changed else {}), **notes}
+
+
+def _least(federation: Federation) -> int:
+    """So many clients open a cluster: as many as can be summed, where smaller clusters are merged."""
+    return max(LEAST, federation.merge_below)
+
+
+def _changed(federation: Federation, rechecks: Rechecks, groupings: Groupings, clients: Sequence[int], number: int) -> set[int]:
+    """The clients whose data changed since they were placed, by their own test."""
+    rounds = sorted({groupings.placed.get(client, -1) for client in clients})
+    which = {client: rounds.index(groupings.placed.get(client, -1)) for client in clients}
+    task = replace(rechecks.watch, level=level_of_check(rechecks.alpha, len(clients), number))
+    params: dict[str, Parameter] = {"placed": [np.array(float(value)) for value in rounds]}
+    answers = federation.gather(federation.compute(task, params, which=which, on=clients)["changed"])
+    return {client for client, answer in answers.items() if np.asarray(answer["changed"]).shape == () and int(answer["changed"]) == 1}
+
+
+def newcomers_placed(
+    federation: Federation, rechecks: Rechecks, groupings: Groupings, initial: Shared, newcomers: Sequence[int]
+) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
+    """Newcomers, each in the nearest cluster, in none, or in a new one; and notes."""
+    watched(federation, rechecks, newcomers)
+    params = {"model": initial} if rechecks.at_model else {}
+    held = federation.compute(rechecks.task, params, on=newcomers)[rechecks.part]
+    then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha, _least(federation))
+    released = federation.gram(held, then=then, against=groupings.held)
+    made, notes = _placed(groupings, held.clients, released.result, set(held.clients), federation.round)
+    waiting = groupings.waiting or len(made.unplaced) > len(groupings.unplaced)
+    return replace(made, waiting=waiting), notes
+
+
+def _placed(
+    groupings: Groupings, clients: Sequence[int], result: Mapping[str, Any], again: set[int], round: int
+) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
+    """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened.
+
+    Raises `InputError` for labels that no honest holder releases.
+    """
+    before = groupings.clustering
+    of_all = zip(clients, result["placed"], result["labels"], result["nearest"], strict=True)
+    labels = {client: (int(label) if there else UNPLACED, int(nearest)) for client, there, label, nearest in of_all if client in again}
+    opened = sorted({label for label, _ in labels.values() if label >= before.k})
+    if opened != list(range(before.k, before.k + len(opened))) or any(nearest >= before.k for _, nearest in labels.values()):
+        raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones, or a nearest one is not known")
+    sources = [Counter(nearest for label, nearest in labels.values() if label == number).most_common(1)[0][0] for number in opened]
+    now = dict(zip(before.clients, before.labels, strict=True))
+    moved = []
+    for client, (label, nearest) in labels.items():
+        was = None if client in groupings.unplaced else now.get(client, label)
+        if label != UNPLACED and label < before.k and was != label:
+            moved.append([client, was, label])
+        now[client] = nearest if label == UNPLACED else label
+    kept = [client for client in groupings.unplaced if client not in labels]
+    unplaced = sorted([*kept, *(client for client, (label, _) in labels.items() if label == UNPLACED)])
+    clustering = Clustering(tuple(now), tuple(now.values()), before.k + len(opened))
+    models = (*groupings.models, *(groupings.models[source] for source in sources))
+    notes = {
+        "moved": moved,
+        "unplaced": unplaced,
+        "opened": {str(number): [client for client, (label, _) in labels.items() if label == number] for number in opened},
+    }
+    placed = {**groupings.placed, **dict.fromkeys(labels, round)}
+    made = replace(groupings, models=models, clustering=clustering, unplaced=tuple(unplaced), placed=placed)
+    return made, {name: value for name, value in notes.items() if value}

@@ -1,0 +1,48 @@
+"""Who was moved in a run, who belongs to no cluster, and which clusters were opened: for console, summary and report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["NOTED", "noted", "placement_text", "placements_of"]
+
+NOTED = ("changed", "moved", "unplaced", "opened")
+"""What an algorithm notes of a round, or of newcomers, if it happened."""
+MOST_NAMED = 10
+
+
+def noted(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is noted of placements: "changed" and "unplaced" list clients, "moved" has [client, from,
+    to], where from is None for a client that was in no cluster, and "opened" the first clients by cluster."""
+    return {name: notes[name] for name in NOTED if notes.get(name)}
+
+
+def placements_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What happened, in the order of rounds: of each round's newcomers, then of the clients that were placed again."""
+    events = []
+    for row in rows:
+        for notes in (*row.get("admissions", ()), row):
+            if event := noted(notes):
+                events.append({"round": row["round"], **event})
+    return events
+
+
+def placement_text(notes: Mapping[str, Any]) -> str:
+    """One line; empty if nothing happened."""
+    parts = []
+    if changed := notes.get("changed"):
+        parts.append(f"the data of {_clients(changed)} changed")
+    moves = {(was, now) for _, was, now in notes.get("moved", ())}
+    for was, now in sorted(moves, key=str):
+        own = [client for client, *move in notes["moved"] if tuple(move) == (was, now)]
+        parts.append(f"{_clients(own)} moved from {'no cluster' if was is None else f'cluster {was}'} to cluster {now}")
+    for label, clients in (notes.get("opened") or {}).items():
+        parts.append(f"cluster {label} opened for {_clients(clients)}")
+    if unplaced := notes.get("unplaced"):
+        parts.append(f"{_clients(unplaced)} in no cluster")
+    return "; ".join(parts)
+
+
+def _clients(ids: Sequence[int]) -> str:
+    if len(ids) > MOST_NAMED:
+        return f"{len(ids)} clients"
+    return f"client{'' if len(ids) == 1 else 's'} {', '.join(map(str, sorted(ids)))}"
