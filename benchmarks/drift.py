@@ -3,7 +3,7 @@
     python -m benchmarks drift [--out FILE.csv] [--data-dir DIR] [--data "fashion_mnist;usps"] [--seeds 3] [--quiet 100]
 
 Three rotations, 30 clients of 50 samples. In the scene `moved` five clients of the first group turn to the second before round 6, with
-fresh samples, and ten clients of a fourth rotation join. `oracle` is the same run in which the five are put into their group by hand. In
+fresh samples, and ten clients of a fourth rotation join. `oracle` is the same run with the five put into their group by hand. In
 the scene `quiet` nobody turns: 35 clients of four rotations get fresh samples before each of four checks, and five join.
 
 The rule, written before the first run: clients that turned are within two points of the oracle after three rounds; of the unseen group 95

@@ -1,7 +1,7 @@
 """Clustering under client-level differential privacy: clusters from noisy sums over all clients, and choices that stay with the clients.
 
-No client is compared with another, and no client's label reaches the server. Every round is one mean over all clients, to which each
-contributes one vector of bounded length (`tasks.cluster_shares`), so with `[privacy] unit = "client"` each round is one Gaussian mechanism,
+No client is compared with another, and no client's label reaches the server. Every round is one mean over all clients of
+vectors of bounded length (`tasks.cluster_shares`), so with `[privacy] unit = "client"` each round is one Gaussian mechanism,
 under a trusted server or inside a secure sum. The first rounds find the clusters, one sum each:
 
 1. the centre of the clients' short vectors, which are projected mean gradients at the initial model, of length 1;
@@ -23,10 +23,10 @@ models are the same, and a client chooses by its short vector; later it takes th
 are divided by the noisy sizes, smoothed over rounds. Clients use the mean of their cluster's last two models, that of lowest training loss:
 a step of fixed length overshoots and comes back in the next round.
 
-Initial models need not differ between clusters, so a linear model may begin at zero (`model.init_scale`): sums with noise do not wash the
-random numbers out with which it begins otherwise.
+Initial models need not differ between clusters, so a linear model may begin at zero (`model.init_scale`): sums with noise do not wash out
+the random numbers that other starts have.
 
-The server measures the noise in numbers to which no client adds anything, so the algorithm does not need to know what protects its sums.
+The server measures the noise in numbers that no client adds to, so the algorithm does not need to know what protects its sums.
 Without noise it works as well, but not under secure sums: a client alone in a cell or a block would show.
 
 Source: this project. Related: private k-means by noisy sums (Blum et al. 2005), FedDP-KMeans (2025, with data of the server). Cross-fitting
@@ -100,7 +100,7 @@ class PrivateClustersState:
     `stage` is what the next sum is for, `done` the number of sums of that stage taken, `total` their sum. `noise` is the sum of squares
     of the noise seen, and the number of values. `seen` is the number of contributions that the sums of the last stage had on average.
     The `centre` of short vectors. Of step 3: basis (r, s), variances (s,) of clients' means along it (1, or less in a weak direction),
-    cells (m, s), and spreads (s,), sums of squares of the clients themselves. Of training: rows and offsets (k,) by which clients choose in
+    cells (m, s), and spreads (s,), sums of squares of the clients themselves. Of training: rows and offsets (k,) for clients' choices in
     its first round, and shares (k,) of the clients in each cluster, None before that round.
     """
 

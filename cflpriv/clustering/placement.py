@@ -1,6 +1,6 @@
 """Which cluster a client belongs to, or that it belongs to none, from unbiased products of clients' true means (`unbiased_gram`).
 
-distances: a client's squared distance to the mean of a cluster, of which the client itself is left out: unbiased, and negative values are
+distances: a client's squared distance to the mean of a cluster without the client itself: unbiased, and negative values are
 right. Divided by the noise that the client's halves show, it is a score that clients of few and of many samples share.
 
 membership: the share of placed clients whose score in their own cluster is at least the client's score in the nearest (conformal p-value).
@@ -137,7 +137,7 @@ def _contrast(labels: Array, arrived: Array) -> Array:
 
 
 def _along_others(products: Array, labels: Array, leads: Array, is_member: Array, client: int) -> float:
-    """The product of a client's residual with the mean residual of the leading clients, in neither of which the client is otherwise."""
+    """The product of a client's residual with the mean residual of the leading clients, both otherwise without the client."""
     there = np.arange(len(labels)) != client
     leading, members = leads & there, is_member & there
     along = _contrast(np.where(leading | members, labels, UNPLACED), leading) / max(1, int(leading.sum()))

@@ -26,7 +26,7 @@ OWN = -1
 class Drift:
     """What happens to some clients before a round. Data that they get are samples that they did not have before, as many."""
 
-    round: Annotated[int, Key("The round before which it happens, counted from 0.", "[1, inf)", "rounds")]
+    round: Annotated[int, Key("It happens before this round; the first is 0.", "[1, inf)", "rounds")]
     clients: Annotated[tuple[int, ...], Key("The ids of the clients.", "[0, inf)")]
     group: Annotated[int, Key("The true group whose data they get; −1: their own.", "[-1, inf)")] = OWN
     joins: Annotated[bool, Key("They are absent before, and join with the data of their own group.")] = False

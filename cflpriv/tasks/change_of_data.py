@@ -1,4 +1,4 @@
-"""Whether a client's data changed since it was placed in its cluster: an exact test at the client, from which one bit leaves."""
+"""Whether a client's data changed since it was placed in its cluster: an exact test at the client, which sends one bit."""
 
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -39,7 +39,7 @@ BLANK = 256
 LENGTH_PART = 0.3
 """The part of the length of a contribution to a moment that tells how long the client's product was."""
 SPLITS = 32
-"""Random halves are dealt so often, and their products averaged before they are scaled: less of the length is then sampling noise."""
+"""How often random halves are dealt. Their products are averaged before they are scaled: less of the length is then sampling noise."""
 LONGEST = 3.0
 """A product of halves is counted as no longer than this (that of two unit vectors at an angle is shorter than 1)."""
 CELL_COUNT, CELL_RESIDUAL, CELL_SQUARES = sqrt(0.4), sqrt(0.4), sqrt(0.2)
