@@ -72,7 +72,7 @@ class HolderParty:
             raise RemoteError("version")
         self._roster()
         new_session(self._store, ask.session)
-        return enrolled(self._settings.identity, ask, "key-holder")
+        return enrolled(self._settings.identity, ask, "key-holder", True)
 
     def _drop(self, live: Sequence[int]) -> m.Acknowledged:
         kept = {str(epoch) for epoch in live}

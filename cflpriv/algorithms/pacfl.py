@@ -14,7 +14,7 @@ Deviations, each for a reason:
   for all. So they make the second moment of the data as far as p vectors tell it, and these moments are compared (`moments`), not angles:
   spans of vectors of norm 1 jump where the third and fourth change places, which is noise that looks like groups. How far the halves of
   one client are apart is the noise. Newcomers join the nearest group, or belong to none, or open one together; with `recheck_every`
-  clients whose data changed are placed again in the same way (`shared.rechecks`).
+  clients whose data changed are placed again in the same way (`shared.rechecks`): each tells by one bit whether they did.
 - Equation 3 takes |u·v|: singular vectors have no sign. Clusters merge while their distance is below β, so β = 0 leaves all alone.
 - A newcomer joins the cluster of smallest linkage distance if that is below β (or the height of the automatic cut), else opens one with
   θ⁰; old clients stay, and what a full re-cut would change is reported. With k given, or without clear structure, it joins the nearest.

@@ -66,7 +66,7 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
 def in_turns(clients: Sequence[T], device: Device) -> Iterator[Sequence[T]]:
     """A chunk's clients as they are trained one lot after the other: all at once on the CPU."""
     lots = -(-len(clients) // MOST_IN_TURN) if device.kind == "cuda" else 1
-    size = -(-len(clients) // lots)
+    size = -(-len(clients) // max(1, lots)) or 1
     return (clients[at : at + size] for at in range(0, len(clients), size))
 
 

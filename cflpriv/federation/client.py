@@ -144,9 +144,10 @@ class FederationClient:
         if roster is not None and not (identity.client < len(roster.keys) and roster.keys[identity.client] == identity.public()):
             raise RemoteError("not-on-roster")
         check_session(self._store, ask.session)  # first: a refused enrolment changes no contract
+        answer = enrolled(identity, ask, "client", roster is not None)
         self._contract.accept(ask)
         new_session(self._store, ask.session)
-        return enrolled(identity, ask, "client")
+        return answer
 
     def _give(self, ask: m.Give) -> Generator[ApplyTransform, Array, m.Given]:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)

@@ -70,11 +70,16 @@ def new_session(store: Store, session: bytes) -> None:
     store.put("session", session)
 
 
-def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"]) -> m.Enrolled:
-    """The answer of a client or the key holder to `Enrol`, with both signatures where these are asked for."""
+def enrolled(identity: Identity, ask: m.Enrol, role: Literal["client", "key-holder"], pinned: bool) -> m.Enrolled:
+    """The answer of a client or the key holder to `Enrol`, with both signatures where these are asked for.
+
+    Raises `RemoteError` "forbidden" if they are not, although a roster has the key (`pinned`).
+    """
     number, label = (identity.client, ENROL) if role == "client" else (0, ENROL_HOLDER)
     key = public_key(identity.encryption_seed)
     if not ask.signed:
+        if pinned:
+            raise RemoteError("forbidden")
         return m.Enrolled(m.VERSION, number, bytes(32), key, bytes(64), bytes(64), role)
     signed = (ask.session, number.to_bytes(8, "big"), key)
     proof = sign(identity, label + PROOF, *signed, ask.challenge)

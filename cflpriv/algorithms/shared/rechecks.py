@@ -10,6 +10,9 @@ its assumptions). Of the clients that are placed, one that belongs to a known cl
 
 A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
 not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
+
+Limits: where all clients changed, no cluster has a member left to be compared with, and the round only names them. A cluster that its
+clients leave for another keeps its model, and trains no more once it is below the minimum cohort size.
 """
 
 from collections import Counter
@@ -131,18 +134,33 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     changed = _changed(federation, rechecks, groupings, earlier, number)
     if not changed and not groupings.waiting:
         return groupings, {}
+    notes: dict[str, Any] = {"changed": sorted(changed)} if changed else {}
     again = {*changed, *groupings.unplaced}.intersection(known)
-    members = landmarks_of(federation, [client for client in known if client not in again], rechecks.landmarks, len(again))
+    members = _members(federation, clustering, [client for client in known if client not in again], rechecks.landmarks)
+    if not members:
+        return groupings, notes
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(ComparedAgain(rechecks.task), params, on=sorted((*again, *members)))[rechecks.part]
     labels = tuple(UNPLACED if client in again else clustering[client] for client in held.clients)
     if not any(label != UNPLACED for label in labels):
-        return groupings, {}
+        return groupings, notes
     then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
     released = federation.gram(held, then=then)
     federation.close(groupings.held)
-    made, notes = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
-    return made, {**({"changed": sorted(changed)} if changed else {}), **notes}
+    made, more = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
+    return made, {**notes, **more}
+
+
+def _members(federation: Federation, clustering: Clustering, clients: Sequence[int], landmarks: int | None) -> tuple[int, ...]:
+    """The clients that others are compared with: as many as at the start, and at least `LEAST` of each cluster that has them."""
+    drawn = set(landmarks_of(federation, clients, landmarks))
+    for label in range(clustering.k):
+        of_cluster = [client for client in clients if clustering[client] == label]
+        missing = min(LEAST, len(of_cluster)) - len(drawn.intersection(of_cluster))
+        left = [client for client in of_cluster if client not in drawn]
+        if missing > 0:
+            drawn.update(int(client) for client in federation.stream(f"landmarks of {label}").choice(left, missing, replace=False))
+    return tuple(sorted(drawn))
 
 
 def _least(federation: Federation) -> int:
@@ -151,10 +169,14 @@ def _least(federation: Federation) -> int:
 
 
 def _changed(federation: Federation, rechecks: Rechecks, groupings: Groupings, clients: Sequence[int], number: int) -> set[int]:
-    """The clients whose data changed since they were placed, by their own test."""
-    rounds = sorted({groupings.placed.get(client, -1) for client in clients})
+    """The clients whose data changed since they were placed, by their own test.
+
+    What is asked follows from all clients that ever were placed, so that a step that is taken again without some asks the same.
+    """
+    of_all = groupings.clustering.clients
+    rounds = sorted({groupings.placed.get(client, -1) for client in of_all})
     which = {client: rounds.index(groupings.placed.get(client, -1)) for client in clients}
-    task = replace(rechecks.watch, level=level_of_check(rechecks.alpha, len(clients), number))
+    task = replace(rechecks.watch, level=level_of_check(rechecks.alpha, len(of_all), number))
     params: dict[str, Parameter] = {"placed": [np.array(float(value)) for value in rounds]}
     answers = federation.gather(federation.compute(task, params, which=which, on=clients)["changed"])
     return {client for client, answer in answers.items() if np.asarray(answer["changed"]).shape == () and int(answer["changed"]) == 1}
@@ -185,7 +207,7 @@ def _placed(
     of_all = zip(clients, result["placed"], result["labels"], result["nearest"], strict=True)
     labels = {client: (int(label) if there else UNPLACED, int(nearest)) for client, there, label, nearest in of_all if client in again}
     opened = sorted({label for label, _ in labels.values() if label >= before.k})
-    if opened != list(range(before.k, before.k + len(opened))) or any(nearest >= before.k for _, nearest in labels.values()):
+    if opened != list(range(before.k, before.k + len(opened))) or any(not 0 <= nearest < before.k for _, nearest in labels.values()):
         raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones, or a nearest one is not known")
     sources = [Counter(nearest for label, nearest in labels.values() if label == number).most_common(1)[0][0] for number in opened]
     now = dict(zip(before.clients, before.labels, strict=True))

@@ -140,6 +140,26 @@ def test_a_client_that_turns_back_moves_back() -> None:
     assert labels == [state.clustering[1], state.clustering[3]]
 
 
+def test_where_all_clients_change_they_are_named() -> None:
+    algorithm = algorithm_of("crossfit")
+    fed, state = after_a_round(algorithm, Protection())
+    eye(fed).change([data_of(client, 1 - client % 3) for client in KNOWN])
+    after, notes = next_round(algorithm, fed, state)
+    assert notes == {"changed": list(KNOWN)}
+    assert after.clustering is state.clustering
+
+
+def test_few_landmarks_leave_room_for_members_of_each_cluster() -> None:
+    algorithm = algorithm_of("crossfit", landmarks=6)
+    fed, state = after_a_round(algorithm, Protection())
+    turned = KNOWN[:12:2]  # as many as are compared at most, all of one group
+    before = state.clustering
+    eye(fed).change([data_of(client, 1) for client in turned])
+    state, notes = next_round(algorithm, fed, state)
+    assert notes["changed"] == list(turned)
+    assert {state.clustering[client] for client in turned} == {before[1]}
+
+
 def test_no_private_form_is_refused_by_name() -> None:
     """Whether data changed is one exact bit of the samples."""
     common = {"data": {"clients": 8}, "training": {"weights": "equal"}, "algorithm": {"name": "crossfit", "recheck_every": 2}}
@@ -154,7 +174,7 @@ def test_no_private_form_is_refused_by_name() -> None:
         pacfl(training(SCENE), beta=10.0, recheck_every=2)
 
 
-@pytest.mark.parametrize(("labels", "nearest"), [([0, 3], [0, 1]), ([0, 1], [0, 2])])
+@pytest.mark.parametrize(("labels", "nearest"), [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [-1, 0])])
 def test_labels_that_no_honest_holder_releases_are_refused(labels: list[int], nearest: list[int]) -> None:
     algorithm = algorithm_of("crossfit")
     _, state = after_a_round(algorithm, Protection())

@@ -563,3 +563,28 @@ def test_an_inferred_schedule_is_enough_for_the_same_run(name: str) -> None:
     assert {type(asked.task) for _, asked in inferred.requests()} <= {type(asked.task) for _, asked in declared.requests()}
     assert not any("lr" in path or path == "train" for _, asked in inferred.requests() for path in asked.varies)
     assert asked_in(name, one, replace(inferred, serving=declared.serving), midway=False)[1].times
+
+
+@pytest.mark.parametrize("protection", [{}, HAAR], ids=["none", "haar"])
+def test_a_client_lost_between_a_check_and_its_comparison_changes_no_request(protection: Mapping[str, Any]) -> None:
+    """The step is taken again without the client. The others are asked what they agreed to, and the changed client moves."""
+    scene = population(groups=2, clients_per_group=10, samples=20, test_samples=2, shape=(4,), separation=4.0)
+    turns = replace(scene, changes=(DataChange(1, 0, 1, replace(scene.clients[1], id=0)),))
+    training = {**BASE["training"], "rounds": 2}
+    experiment, _ = made(
+        "crossfit", with_keys({"recheck_every": 1}, turns, protection=protection, data={"newcomers": 0}, training=training)
+    )
+    begin(experiment)
+    advance(experiment)
+    federation, simulated = experiment.federation, experiment.simulated
+    assert simulated is not None
+    compare = federation.gram
+
+    def without_one(*given: Any, **options: Any) -> Any:
+        simulated.transport.online.discard(7)
+        return compare(*given, **options)
+
+    federation.gram = without_one  # type: ignore[method-assign]
+    row = advance(experiment)
+    assert (row["changed"], row["moved"], row["lost"]) == ([0], [[0, 0, 1]], [7])
+    assert not federation.refusals

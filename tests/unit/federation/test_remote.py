@@ -292,6 +292,9 @@ def test_keys_are_proved_but_in_an_open_simulation() -> None:
     assert {peer.signature for peer in open_one._registry.peers.values()} == {bytes(64)}
     assert bytes(64) not in {peer.signature for peer in secure._registry.peers.values()}
     transport, fed = remote(scene)  # open, too, but its clients are elsewhere
+    pinned = FederationClient(transport.settings(0), lambda: scene.clients[0], MemoryStore())
+    answer = m.decode_answer(pinned.receive(m.encode(m.Enrol(m.VERSION, bytes(16), bytes(16), signed=False))))
+    assert answer == m.Refused("forbidden"), "a client with a roster is asked for none"
     assert bytes(64) not in {peer.signature for peer in fed._registry.peers.values()}
     exchange = transport.exchange
 

@@ -29,20 +29,27 @@ NOBODY_READS = {
     "compute parameters: control", "compute parameters: prototypes", "compute parameters: centre", "compute parameters: moves",
     "mean bucket mean: control", "mean bucket mean: steps", "mean update: prototype (mean features of classes)",
     "gather losses: losses (label shares, by losses at models that are known)",
+    "gather changed: changed", "compute parameters: placed", "gram result: placed", "gram result: nearest",
 }  # fmt: skip
 """What the audit names as not attempted."""
 
 
 def messages_of(algorithm: str, protection: dict[str, Any]) -> list[Message] | None:
-    """Two rounds of eight clients; None where the algorithm does not run so."""
-    given = {"k": 2} if algorithm in ("ifca", "hypcluster", "fesem", "fedsoft") else {}
+    """Two rounds of eight clients, or three of more whose data change; None where the algorithm does not run so."""
+    given: dict[str, Any] = {"k": 2} if algorithm in ("ifca", "hypcluster", "fesem", "fedsoft") else {}
+    data: dict[str, Any] = {"clients": 8, "samples_per_client": 12}
+    changing = algorithm in ("crossfit", "pacfl")
+    if changing:
+        given = {"recheck_every": 1}
+        turn, join = {"round": 2, "clients": [0, 2], "group": 1}, {"round": 1, "clients": [1, 5], "joins": True}
+        data = {"clients": 24, "samples_per_client": 20, "rotations": [0, 90], "drift": [turn, join]}
     tree = {
-        "data": {"clients": 8, "samples_per_client": 12}, "algorithm": {"name": algorithm, **given}, "model": {"name": "linear"},
-        "training": {"rounds": 2, "lr": 0.1, "weights": "equal"}, "protection": protection, "run": {"record": "full"},
+        "data": data, "algorithm": {"name": algorithm, **given}, "model": {"name": "linear"},
+        "training": {"rounds": 2 + changing, "lr": 0.1, "weights": "equal"}, "protection": protection, "run": {"record": "full"},
     }  # fmt: skip
     try:
         run = start(parse_config(tree))
-        for _ in range(2):
+        for _ in range(2 + changing):
             advance(run)
     except InputError:
         return None

@@ -60,9 +60,16 @@ def test_the_number_of_a_run_is_that_of_a_resumed_run_alone(tmp_path: Path) -> N
     assert known_number(tmp_path, "wandb", 1) == "x"
     assert not known_number(tmp_path, "mlflow", 0), "a run that begins anew in the folder of another"
     assert not known_number(tmp_path / "other", "mlflow", 2)
-    for text in ('{"mlflow": 3}', "[]"):
+    for text in ('{"mlflow": 3}', "[]", "{", '{"mlflow": "../../x"}', " " * 5000):
         (tmp_path / FILE).write_text(text, encoding="utf-8")
-        assert not known_number(tmp_path, "mlflow", 2)
+        for act in (lambda: known_number(tmp_path, "mlflow", 2), lambda: keep_number(tmp_path, "mlflow", "18")):
+            with pytest.raises(InputError, match=f"{FILE}: is damaged; remove it"):
+                act()
+    (tmp_path / FILE).unlink()
+    (tmp_path / "elsewhere.json").write_text('{"mlflow": "17"}', encoding="utf-8")
+    (tmp_path / FILE).symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(InputError, match="is damaged"):
+        known_number(tmp_path, "mlflow", 2)
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
