@@ -31,7 +31,8 @@ Rows are also paired only with rows that are, like them, in one set or in both. 
 small digests), how many distinct rows of it each set has; so samples may be limited to the part in which both sets have at most so many.
 
 Reach: p-values are at least about 2^(1 − pairs), and below 2e-6 at least √pairs exp(−(pairs − 1) / 2): see `checks_within_reach`. Not
-found: samples that were added where none left, since all signs are equal then; and hardly any change of rows of few distinct values.
+found: samples that were added where none left, since all signs are equal then; and hardly any change where rows have few distinct values,
+or where one set is much larger, since it has as many pairs at most as the smaller set has samples.
 
 Source: Monte Carlo tests that end early: Besag & Clifford 1991; the bound: Hsu, Kakade & Zhang 2012; the pairs of rows: this project.
 """
