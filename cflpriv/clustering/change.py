@@ -5,16 +5,36 @@ probability 1/n. So a rule by ranks among clients that ever names a changed clie
 drift; and e-values by such ranks cannot be multiplied over rounds, since a client that lies far out stays there. A client's own samples
 have neither limit.
 
-Theorem. Let a client's samples, with their labels, be exchangeable before and after (no drift: for example all drawn independently from
-one law), however they depend on samples of other clients. Then `change_p_value` is at most u with probability at most u, for each u. So if
+Assumption (no drift). Of a pool of samples with their labels some are in both sets (kept), some only before, some only after, and which
+are which does not depend on them: every division of the pool into parts of these sizes is equally likely. It holds for samples drawn
+independently from any one law, continuous or discrete, where those that leave are chosen without regard to their values. It does not hold
+for samples that depend on each other (windows of one text, frames of one film, samples of one session) where whole texts, films or
+sessions come and go: such clients are named far more often than the level.
+
+Theorem. Then `change_p_value` is at most u with probability at most u, for each u, however samples of other clients depend on these. So if
 check t = 1, 2, … of n_t clients is made at `level_of_check(alpha, n_t, t)`, the probability that any client whose data did not change is
 ever named is at most alpha: over all clients and checks of a run, for any dependence between them.
 
-Proof. Both p-values are those of permutation tests by Monte Carlo: of all samples, and of the samples of each label, whose labels stay.
-Their minimum is doubled. Samples that are in both sets count in neither. The chance of any false answer is at most the sum of the levels,
-alpha Σ 1 / (t (t + 1)) = alpha.
+Proof. A distinct row (with its label) that occurs e times in the pool is kept k, only before b and only after a times; given the pool, the
+probability of such a division is proportional to Π e! / (k! b! a!). This does not change if b and a are exchanged at each of two rows of
+equal |b − a| whose signs of b − a differ, and the three sizes stay as well. So given, of each row, k and the pair {b, a} without its order,
+the signs can be exchanged between the two rows of such a pair; and if each row that gained copies is paired at random with a row that lost
+as many, all 2^pairs orders inside the pairs are equally likely. Of k, b and a only k + b and k + a are seen, which suffices: b − a is their
+difference. Rows that occur as often after as before, as kept samples of a continuous law do, count in nothing.
+The p-values are those of the squared length T of V = Σ ± w over pairs, with w = |b − a| times the difference of the two rows: by draws of
+signs (Monte Carlo); or, for levels too small for draws, P(T ≥ t) ≤ min over λ of exp(−λ t / 2) det(1 − λ W)^(−1/2) with W = Σ w wᵀ, since
+E exp(λ |V|² / 2) = E exp(√λ ⟨g, V⟩) ≤ E exp(λ gᵀWg / 2) for a standard Gaussian g. Which of them is used depends on the level alone. Two
+statistics are compared, so the smaller p-value is doubled. The chance of any false answer is at most the sum of the levels,
+alpha Σ 1 / (t (t + 1)) = alpha. ∎
 
-Source: permutation tests by Monte Carlo that end early: Besag & Clifford 1991.
+Rows are also paired only with rows that are, like them, in one set or in both. This keeps, for each part of the rows (such as those of
+small digests), how many distinct rows of it each set has; so samples may be limited to the part in which both sets have at most so many.
+
+Reach: p-values are at least about 2^(1 − pairs), and below 2e-6 at least √pairs exp(−(pairs − 1) / 2): see `checks_within_reach`. Not
+found: samples that were added where none left, since all signs are equal then; and hardly any change where rows have few distinct values,
+or where one set is much larger, since it has as many pairs at most as the smaller set has samples.
+
+Source: Monte Carlo tests that end early: Besag & Clifford 1991; the bound: Hsu, Kakade & Zhang 2012; the pairs of rows: this project.
 """
 
 import math
@@ -24,7 +44,7 @@ import numpy as np
 from ..randomness import Stream
 from ..types import Array
 
-__all__ = ["Samples", "change_p_value", "level_of_check"]
+__all__ = ["Samples", "change_p_value", "checks_within_reach", "level_of_check"]
 
 Samples = tuple[Array, Array]
 """The rows (n, d) and the labels (n,) of samples: whole numbers for classes, or numbers."""
@@ -32,6 +52,10 @@ ENOUGH = 20
 """So many draws that are as far apart as the data end the test: p is then far above any level."""
 FIRST, AT_ONCE = 99, 2000
 MOST_DRAWS = 1_000_000
+LEAST_DRAWN = 2 / MOST_DRAWS
+"""The least level of one statistic that is shown by draws; below it the bound is taken."""
+TILTS = 1 - np.geomspace(1, 1e-4, 200)
+"""The values of λ times the largest eigenvalue of W that are tried."""
 
 
 def level_of_check(alpha: float, clients: int, number: int) -> float:
@@ -39,47 +63,85 @@ def level_of_check(alpha: float, clients: int, number: int) -> float:
     return alpha / (max(1, clients) * number * (number + 1))
 
 
-def change_p_value(before: Samples, after: Samples, level: float, rng: Stream) -> float:
-    """The p-value of the hypothesis that samples before and after are exchangeable.
+def checks_within_reach(alpha: float, clients: int, samples: int) -> int:
+    """In so many checks a client whose `samples` samples were all replaced can be named, at best; in later checks none can.
 
-    Two statistics: the distance of the mean rows, and the distances of the mean rows of each label (of numbers: of rows times labels).
-    Samples that occur in both, to the last bit, count in neither, so data that stayed, or only grew, are not compared with themselves.
-    Draws are enough to show `level` (at most a million), or until the answer is clear.
+    Samples count as at most those that are compared. A rough limit: samples that are hardly apart need a larger level.
     """
-    (rows, labels), (later, new_labels) = _without_common(before, after)
-    first = np.arange(len(rows) + len(later)) < len(rows)
-    if first.all() or not first.any():
+    least = math.exp(_log_bound(float(samples**2), np.array([float(samples)]))) if samples else 1.0
+    if least >= LEAST_DRAWN:
+        least = max(LEAST_DRAWN, 2.0 ** (1 - samples))
+    ratio = alpha / (max(1, clients) * 2 * max(least, 1e-290))
+    return int((math.sqrt(1 + 4 * ratio) - 1) / 2)
+
+
+def change_p_value(before: Samples, after: Samples, level: float, rng: Stream) -> float:
+    """The p-value of the hypothesis that samples before and after are exchangeable, but for those that were kept.
+
+    Two statistics: the distance of the mean rows, and the distances of the mean rows of each label (of numbers: of rows times labels). A
+    row that occurs in both, to the last bit and with its label, counts by the difference of its numbers. Draws are enough to show `level`,
+    or until the answer is clear.
+    """
+    rows, labels, net, both = _net_counts(before, after)
+    if not (net > 0).any() or not (net < 0).any():
         return 1.0
-    rows, labels = np.concatenate([rows, later]).astype(np.float64), np.concatenate([labels, new_labels])
     one = np.zeros(len(rows), dtype=np.int64)
     if labels.dtype.kind == "f":
         scaled = (labels - labels.mean()) / max(float(labels.std()), 1e-12)
         tests = (rows, one), (np.concatenate([rows - rows.mean(0), np.ones((len(rows), 1))], axis=1) * scaled[:, None], one)
     else:
         tests = (rows, one), (rows, labels)
-    return min(1.0, 2 * min(_permutation_p(own, strata, first, level / 2, rng) for own, strata in tests))
+    return min(1.0, 2 * min(_sign_p(_pair_differences(own, groups, net, both, rng), level / 2, rng) for own, groups in tests))
 
 
-def _permutation_p(rows: Array, strata: Array, first: Array, level: float, rng: Stream) -> float:
-    """The p-value of the distances of mean rows, summed over strata, where `first` marks the samples before: permuted inside strata."""
-    parts: list[tuple[Array, int, Array, float]] = []
-    for stratum in np.unique(strata):
-        at = np.flatnonzero(strata == stratum)
-        n, m = int(first[at].sum()), int((~first[at]).sum())
-        if n and m:  # a sum over the first n determines the other, as all rows of a stratum add up to 0
-            parts.append((rows[at] - rows[at].mean(0), n, first[at], (n + m) / (n * m)))
-    if not parts:
+def _net_counts(before: Samples, after: Samples) -> tuple[Array, Array, Array, Array]:
+    """The distinct samples whose numbers differ: rows float64, labels, number before less number after, and whether both have any."""
+    rows, labels = np.concatenate([before[0], after[0]]), np.concatenate([before[1], after[1]])
+    first: dict[tuple[bytes, bytes], int] = {}
+    at = np.array(
+        [first.setdefault((row.tobytes(), label.tobytes()), number) for number, (row, label) in enumerate(zip(rows, labels, strict=True))]
+    )
+    numbers = np.bincount(at[: len(before[0])], minlength=len(rows)), np.bincount(at[len(before[0]) :], minlength=len(rows))
+    net = numbers[0] - numbers[1]
+    unequal = np.flatnonzero(net)
+    return rows[unequal].astype(np.float64), labels[unequal], net[unequal], (np.minimum(*numbers) > 0)[unequal]
+
+
+def _pair_differences(rows: Array, groups: Array, net: Array, both: Array, rng: Stream) -> list[Array]:
+    """Of each group (pairs, d) float64: differences of rows paired at random, one that lost and one that gained as many copies.
+
+    They are weighed by the copies, and each group by the square root of the sum of their squares, so that groups count alike.
+    """
+    weighed = []
+    for group in np.unique(groups):
+        parts, square = [], 0.0
+        for copies, shared in sorted(set(zip(abs(net[groups == group]).tolist(), both[groups == group].tolist(), strict=True))):
+            here = (groups == group) & (both == shared)
+            lost, gained = (rng.permutation(np.flatnonzero(here & (net == sign * copies))) for sign in (1, -1))
+            pairs = min(len(lost), len(gained))
+            parts.append(copies * (rows[lost[:pairs]] - rows[gained[:pairs]]))
+            square += pairs * copies**2
+        if square:
+            weighed.append(np.concatenate(parts) / math.sqrt(square))
+    return weighed
+
+
+def _sign_p(groups: list[Array], level: float, rng: Stream) -> float:
+    """The p-value of Σ over groups of |Σ w|² among all signs of all differences w."""
+    if not groups:
         return 1.0
-    observed = sum(weight * float(((own[marked]).sum(0) ** 2).sum()) for own, _, marked, weight in parts)
-    draws = min(MOST_DRAWS, math.ceil(2 / level))
+    observed = sum(float((own.sum(0) ** 2).sum()) for own in groups)
+    if level < LEAST_DRAWN:
+        squares = np.concatenate([np.linalg.svd(own, compute_uv=False) ** 2 for own in groups])
+        return math.exp(_log_bound(observed, squares)) if squares.max() > 0 else 1.0
+    draws = math.ceil(2 / level)
     exceeding = done = 0
     while done < draws:
         count = min(AT_ONCE if done else FIRST, draws - done)
         drawn = np.zeros(count)
-        for own, n, _, weight in parts:
-            chosen = np.zeros((count, len(own)))
-            np.put_along_axis(chosen, rng.random(chosen.shape).argpartition(n - 1, axis=1)[:, :n], 1.0, axis=1)
-            drawn += weight * ((chosen @ own) ** 2).sum(1)
+        for own in groups:
+            signs = rng.integers(2, size=(count, len(own)), dtype=np.int8) * 2.0 - 1
+            drawn += ((signs @ own) ** 2).sum(1)
         far = drawn >= observed * (1 - 1e-9)
         if exceeding + int(far.sum()) >= ENOUGH:
             return ENOUGH / (done + int(np.flatnonzero(far)[ENOUGH - exceeding - 1]) + 1)
@@ -87,9 +149,7 @@ def _permutation_p(rows: Array, strata: Array, first: Array, level: float, rng: 
     return (1 + exceeding) / (1 + done)
 
 
-def _without_common(before: Samples, after: Samples) -> tuple[Samples, Samples]:
-    """The samples of each that are not samples of the other."""
-    keys = [[(row.tobytes(), label.tobytes()) for row, label in zip(*samples, strict=True)] for samples in (before, after)]
-    common = set(keys[0]) & set(keys[1])
-    kept = [np.array([key not in common for key in own], dtype=bool) for own in keys]
-    return (before[0][kept[0]], before[1][kept[0]]), (after[0][kept[1]], after[1][kept[1]])
+def _log_bound(observed: float, squares: Array) -> float:
+    """The logarithm of the bound on P(T ≥ observed) by the eigenvalues `squares` (n,) of W. It falls as `observed` grows."""
+    shares = squares / squares.max()
+    return float(min(-TILTS * (observed / squares.max()) / 2 - np.log1p(-TILTS[:, None] * shares).sum(1) / 2))

@@ -15,12 +15,12 @@ __all__ = ["ChangeOfData", "ComparedAgain", "KeepSamples"]
 
 PLACED, CHECKED = "samples when placed", "samples when checked"
 MOST, SKETCH = 256, 128
-"""So many samples are kept, and so many numbers of each."""
+"""So many distinct samples are kept, and so many numbers of each."""
 
 
 @dataclass(frozen=True)
 class KeepSamples:
-    """Keep short forms of at most `MOST` samples, those that the client is placed by. Part: "kept" ()."""
+    """Keep short forms of at most `MOST` distinct samples, those that the client is placed by. Part: "kept" ()."""
 
     seed: int = 0
 
@@ -62,10 +62,10 @@ class ComparedAgain:
 class ChangeOfData:
     """Test, at `level`, whether the samples that the client has now and those of its placement in round "placed" are exchangeable.
 
-    Part: "changed" (), 1 or 0. Kept: short forms of at most `MOST` samples of the placement (as `KeepSamples`), and of the last check. A
-    client that the server did not place again after a change names it again.
+    Part: "changed" (), 1 or 0. Kept: short forms of at most `MOST` distinct samples of the placement (as `KeepSamples`), and of the last
+    check. A client that the server did not place again after a change names it again.
 
-    Guarantee: that of `clustering.change`, over all clients and checks of a run.
+    Guarantee: that of `clustering.change`, with its assumption, over all clients and checks of a run.
     Reveals: one bit of each client in each check: whether its data changed, at the level that the server names.
     """
 
@@ -84,7 +84,9 @@ class ChangeOfData:
         numbers = task_input.data.y_train.dtype.kind == "f"
         changed = False
         if before is not None and before.shape == now.shape and self.level > 0:
-            p = change_p_value(_samples(before, numbers), _samples(now, numbers), self.level, task_input.streams("change"))
+            cut_off = min(float(before[0, 2]), float(now[0, 2]))  # more samples are cut off lower
+            then, today = (_samples(short, cut_off, numbers) for short in (before, now))
+            p = change_p_value(then, today, self.level, task_input.streams("change"))
             changed = p <= self.level
         return {"changed": np.array(int(changed)), PLACED: now if before is None else before, CHECKED: now}
 
@@ -93,35 +95,41 @@ class ChangeOfData:
 
 
 def _short(data: ClientData, seed: int, round: int) -> Array:
-    """Short forms of samples (1 + MOST, 1 + numbers) float32: the round and the count, then of each sample its label and its sketch.
+    """Short forms of samples (1 + MOST, 3 + numbers) float32: the round, the count and the cut-off; then of each distinct sample its label,
+    its digest in [0, 1), its number of copies and its sketch.
 
-    Of more samples those of the smallest digests are taken, so that samples that stay are taken again.
+    Kept are the distinct samples whose digests are below the cut-off: the least digest that more than `MOST` do not exceed, or 1. So
+    samples that stay are kept again, and all copies of a sample together. The 24 bits of a digest are exact in float32.
     """
-    x = data.x_train.reshape(len(data.y_train), -1)
-    taken = np.arange(len(x))
-    if len(x) > MOST:
-        digests = [blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8).digest() for row in x]
-        taken = np.array(sorted(range(len(x)), key=digests.__getitem__)[:MOST])
+    x = data.x_train.reshape(len(data.y_train), -1).astype(np.float32) + 0.0  # no −0.0
+    labels = data.y_train.astype(np.float32)
+    copies: dict[bytes, list[int]] = {}
+    for number, (row, label) in enumerate(zip(x, labels, strict=True)):
+        copies.setdefault(row.tobytes() + label.tobytes(), []).append(number)
+    digests = np.array([int.from_bytes(blake2b(sample, digest_size=3).digest(), "little") / 2**24 for sample in copies])
+    cut_off = float(np.sort(digests)[MOST]) if len(digests) > MOST else 1.0
+    kept = digests < cut_off
+    taken = np.array([numbers[0] for numbers in copies.values()])[kept]
     rows = _features(x[taken], seed)
-    made = np.zeros((1 + MOST, 1 + rows.shape[1]), dtype=np.float32)
-    made[0, 0] = round
-    made[0, 1] = len(taken)
-    made[1 : 1 + len(taken), 0] = data.y_train[taken]
-    made[1 : 1 + len(taken), 1:] = rows
+    made = np.zeros((1 + MOST, 3 + rows.shape[1]), dtype=np.float32)
+    made[0, :3] = round, len(taken), cut_off
+    made[1 : 1 + len(taken), 0] = labels[taken]
+    made[1 : 1 + len(taken), 1] = digests[kept]
+    made[1 : 1 + len(taken), 2] = np.array([len(numbers) for numbers in copies.values()])[kept]
+    made[1 : 1 + len(taken), 3:] = rows
     return made
 
 
 def _features(x: Array, seed: int) -> Array:
-    """Sketches (n, min(features, SKETCH)) float32 of samples; of windows of words, sketches of their counts."""
-    if x.dtype.kind == "i":  # numbers of words
-        counts = np.zeros((len(x), SKETCH), dtype=np.float32)
-        np.add.at(counts, (np.arange(len(x))[:, None], x * 2654435761 % SKETCH), 1.0)
-        return counts
-    values = x.astype(np.float32) / (255 if x.dtype.kind == "u" else 1)
-    width = values.shape[1]
-    return np.asarray(values if width <= SKETCH else public_sketch("change", seed, width, SKETCH).apply(values))
+    """Sketches (n, min(features, SKETCH)) of samples float32. Numbers of words are taken as sizes, like all features: of a text a change of
+    the mean numbers of words is seen, in all windows or before each next word."""
+    width = x.shape[1]
+    return np.asarray(x if width <= SKETCH else public_sketch("change", seed, width, SKETCH).apply(x))
 
 
-def _samples(short: Array, numbers: bool) -> Samples:
+def _samples(short: Array, cut_off: float, numbers: bool) -> Samples:
+    """The samples of short forms whose digests are below the cut-off, with their copies."""
     rows = short[1 : 1 + int(short[0, 1])]
-    return rows[:, 1:], rows[:, 0] if numbers else rows[:, 0].astype(np.int64)
+    rows = rows[rows[:, 1] < cut_off]
+    rows = np.repeat(rows, rows[:, 2].astype(np.int64), axis=0)
+    return rows[:, 3:], rows[:, 0] if numbers else rows[:, 0].astype(np.int64)
