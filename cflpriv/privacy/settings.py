@@ -105,10 +105,6 @@ class Privacy:
             raise InputError(
                 "privacy.noise = 'shared': is for privacy.unit = 'sample'; under 'client' the noise of secure sums is shared in any case"
             )
-        if self.updates and self.unit != "client":
-            raise InputError(
-                f"privacy.updates = {self.updates!r} with privacy.unit = {self.unit!r}: is of whole updates, for unit = 'client'"
-            )
         if self.unit == "none":
             if self.epsilon or self.delta:
                 raise InputError("privacy.epsilon, privacy.delta: given without privacy.unit; set it to 'sample' or 'client'")
@@ -119,6 +115,10 @@ class Privacy:
         if self.correlated and self.unit != "client":
             raise InputError(f"privacy.correlated = true with privacy.unit = {self.unit!r}: is the noise of a server, for unit = 'client'")
         self._check_clip_quantile()
+        if self.updates and self.unit != "client":
+            raise InputError(
+                f"privacy.updates = {self.updates!r} with privacy.unit = {self.unit!r}: is of whole updates, for unit = 'client'"
+            )
         if self.sampling != "poisson":
             raise InputError(
                 f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "

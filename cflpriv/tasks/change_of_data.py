@@ -11,7 +11,7 @@ from ..engine import Result, TaskInput
 from ..protocols.sketch import public_sketch
 from ..types import Array, ClientData, Parts
 
-__all__ = ["ChangeOfData", "ComparedAgain", "KeepSamples"]
+__all__ = ["MOST", "ChangeOfData", "ComparedAgain", "KeepSamples"]
 
 PLACED, CHECKED = "samples when placed", "samples when checked"
 MOST, SKETCH = 256, 128

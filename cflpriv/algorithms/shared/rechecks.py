@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ...clustering.change import level_of_check
+from ...clustering.change import checks_within_reach, level_of_check
 from ...clustering.placement import LEAST, UNPLACED
 from ...contract.handles import Held, Shared
 from ...contract.operations import Federation, Parameter
@@ -30,12 +30,12 @@ from ...contract.schedule import TaskRequest, request
 from ...engine import Task
 from ...errors import InputError
 from ...keys import Key
-from ...tasks.change_of_data import ChangeOfData, ComparedAgain, KeepSamples
+from ...tasks.change_of_data import MOST, ChangeOfData, ComparedAgain, KeepSamples
 from ...types import Clustering
 from .grouping import FindGroups, PlaceClients, landmarks_of
 
 __all__ = [
-    "PLACE_ALPHA", "RECHECK_TASKS", "Groupings", "PlaceAlpha", "RecheckEvery", "Rechecks", "newcomers_placed", "rechecked",
+    "PLACE_ALPHA", "RECHECK_TASKS", "Groupings", "PlaceAlpha", "RecheckEvery", "Rechecks", "late_checks", "newcomers_placed", "rechecked",
     "refuse_private", "watched",
 ]  # fmt: skip
 
@@ -53,8 +53,9 @@ RecheckEvery = Annotated[
 PlaceAlpha = Annotated[
     float,
     Key(
-        "Chance that any client is moved in a run although its data did not change; level at which a client belongs to no cluster.",
-        "(0, 1)",
+        "Chance that any client is moved in a run although its data did not change (samples independent); level at which a client belongs "
+        "to no cluster.",
+        "[1e-6, 1)",
     ),
 ]
 
@@ -106,6 +107,21 @@ class Groupings:
         """The clustering of the clients that train."""
         kept = [client for client in self.clustering.clients if client not in self.unplaced]
         return Clustering(tuple(kept), tuple(self.clustering[client] for client in kept), self.clustering.k)
+
+
+def late_checks(settings: Mapping[str, Any], clients: int, samples: int, rounds: int) -> str:
+    """A warning if late checks of a run can name no client even if all its `samples` samples change; empty if all can, or it is not known."""
+    every = settings.get("recheck_every", 0)
+    if not every or not samples:
+        return ""
+    reach = checks_within_reach(settings.get("recheck_alpha", PLACE_ALPHA), clients, min(samples, MOST))
+    checks = max(0, rounds - 1) // every
+    if reach >= checks:
+        return ""
+    return (
+        f"algorithm.recheck_every = {every}: with {samples} samples a client no change can be found after check {reach} of {checks}: "
+        f"each check takes part of recheck_alpha; check more rarely, or raise recheck_alpha"
+    )
 
 
 def refuse_private(settings: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from ...aggregation.secure_sums import least_weight
 from ...algorithms import ALGORITHMS
 from ...algorithms.fedavg import Weights
 from ...algorithms.interface import Algorithm, AlgorithmSpec, BeforeRun, ComparedValue
+from ...algorithms.shared.rechecks import late_checks
 from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
@@ -200,7 +201,8 @@ class Config:
         """What a user should know before the run starts: that it can form no clusters, adds needless noise, or weighs all equally."""
         reason = self.spec.never_clusters(self.hyper, self.before)
         clusters = f"algorithm {self.spec.name!r} will form no clusters: {reason}" if reason else ""
-        return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights())))
+        late = late_checks(self.hyper, self.data.clients, self.data.samples_per_client, self.training.rounds)
+        return tuple(filter(None, (clusters, few_shares(self.privacy, self.protection, self.cohort), self._equal_weights(), late)))
 
     def judged(self, population: Population) -> Population:
         """The population, whose clients hold samples out where the configuration asks for it, with a warning of training by far more steps

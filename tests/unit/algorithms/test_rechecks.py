@@ -160,6 +160,19 @@ def test_few_landmarks_leave_room_for_members_of_each_cluster() -> None:
     assert {state.clustering[client] for client in turned} == {before[1]}
 
 
+def test_checks_that_can_find_nothing_are_named_before_the_run() -> None:
+    tree: dict[str, Any] = {
+        "data": {"clients": 1000, "samples_per_client": 20}, "training": {"rounds": 20, "weights": "equal"},
+        "algorithm": {"name": "crossfit", "recheck_every": 1},
+    }  # fmt: skip
+    (line,) = parse_config(tree).doubts
+    assert "with 20 samples a client no change can be found after check 3 of 19" in line
+    tree["data"]["samples_per_client"] = 100
+    assert not parse_config(tree).doubts
+    with pytest.raises(InputError, match=r"recheck_alpha"):
+        parse_config({**tree, "algorithm": {**tree["algorithm"], "recheck_alpha": 1e-307}})
+
+
 def test_no_private_form_is_refused_by_name() -> None:
     """Whether data changed is one exact bit of the samples."""
     common = {"data": {"clients": 8}, "training": {"weights": "equal"}, "algorithm": {"name": "crossfit", "recheck_every": 2}}
