@@ -110,7 +110,7 @@ class Groupings:
 
 
 def late_checks(settings: Mapping[str, Any], clients: int, samples: int, rounds: int) -> str:
-    """A warning if late checks of a run can name no client even if all its `samples` samples change; empty if all can, or it is not known."""
+    """A warning if late checks of a run can name no client even if all its `samples` samples change; empty if all can, or if unknown."""
     every = settings.get("recheck_every", 0)
     if not every or not samples:
         return ""
