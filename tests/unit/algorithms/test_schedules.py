@@ -33,7 +33,8 @@ from cflpriv.protocols.errors import ProtocolError
 from cflpriv.types import DataChange, Population
 
 SCENE = population(groups=2, clients_per_group=5, samples=14, test_samples=2, shape=(4,), separation=4.0)
-DRIFTING = replace(SCENE, changes=(DataChange(1, 0, 1, replace(SCENE.clients[1], id=0)),))
+LARGER = population(groups=2, clients_per_group=5, samples=28, test_samples=2, shape=(4,), separation=4.0)
+DRIFTING = replace(LARGER, changes=(DataChange(1, 0, 1, replace(LARGER.clients[1], id=0)),))
 ALIKE = population(groups=1, clients_per_group=10, samples=14, test_samples=2, shape=(4,))
 BASE: Mapping[str, Mapping[str, Any]] = {
     "model": {"name": "mlp", "hidden": 4, "dtype": "float64"},
