@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from cflpriv.generated_pages import GENERATED
@@ -42,11 +43,16 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
 
 
+@cache
+def lines() -> tuple[tuple[str, str], ...]:
+    """The texts, read once, each as one line."""
+    return tuple((place, " ".join(text.split())) for place, text in texts())
+
+
 def found(pattern: str) -> list[str]:
     """Where a pattern is, with its words."""
-    lines = ((place, " ".join(text.split())) for place, text in texts())
     return [
-        f"{place}: …{text[max(0, at.start() - 30) : at.end() + 30]}…" for place, text in lines for at in re.finditer(pattern, text, re.I)
+        f"{place}: …{text[max(0, at.start() - 30) : at.end() + 30]}…" for place, text in lines() for at in re.finditer(pattern, text, re.I)
     ]
 
 
