@@ -72,15 +72,12 @@ class CrossfitState:
 
 @dataclass(frozen=True)
 class CrossfitSettings:
-    """What is fixed in a run."""
+    """What is fixed in a run: training, and (`rechecks`) the folds and how groups are found and clients placed."""
 
     train: Train
-    folds: FoldGradients
-    find: FindGroups
     weights: Weights
     seed: int
     rechecks: Rechecks
-    landmarks: int | None = None
 
 
 @ranged("algorithm")
@@ -113,7 +110,7 @@ def crossfit(
     folds = FoldGradients(train.model, variant != "plain", sketch, seed)
     find = FindGroups(alpha, draws, k, seed, numbers=train.model.dimension)
     rechecks = Rechecks(recheck_every, recheck_alpha, folds, "folds", find, True, landmarks)
-    settings = CrossfitSettings(train, folds, find, weights, seed, rechecks, landmarks)
+    settings = CrossfitSettings(train, weights, seed, rechecks)
     kept, checked = rechecks.requests()
     compared = request(folds, {"folds": "gram"})
     return Algorithm(
@@ -127,13 +124,13 @@ def crossfit(
 
 
 def _init(settings: CrossfitSettings, federation: Federation) -> CrossfitState:
-    find = settings.find
+    rechecks, find = settings.rechecks, settings.rechecks.find
     if find.k is not None and 0 < len(federation.clients) < find.k:
         raise InputError(f"algorithm.k: {find.k} groups of {len(federation.clients)} clients")
     initial = _initial(settings)
-    held = federation.compute(settings.folds, {"model": initial})["folds"]
-    watched(federation, settings.rechecks)
-    grouping = find_groups(federation, held, find, settings.landmarks)
+    held = federation.compute(rechecks.task, {"model": initial})[rechecks.part]
+    watched(federation, rechecks)
+    grouping = find_groups(federation, held, find, rechecks.landmarks)
     groupings = Groupings((initial,) * grouping.clustering.k, grouping.clustering, held)
     return CrossfitState(groupings, grouping.notes, grouping.evidence)
 

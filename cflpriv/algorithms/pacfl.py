@@ -177,7 +177,6 @@ class PacflSettings:
     weights: Weights
     seed: int
     rechecks: Rechecks | None = None
-    landmarks: int | None = None
 
 
 @ranged("algorithm")
@@ -253,7 +252,7 @@ def pacfl(
     else:
         signature = PrincipalVectors(p, by_label, train.model.classes if labels_at_most is None else labels_at_most)
         by = ClusterByAngles(measure, authors, linkage or ("weighted" if authors else "average"), beta, k, rule)
-    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed, rechecks, landmarks)
+    settings = PacflSettings(train, signature, by, fine_tune_epochs, weights, seed, rechecks)
     return Algorithm(
         "pacfl", ("gram", "mean", *(("gather",) if recheck_every else ())),
         partial(_init, settings), partial(_round, settings), partial(_serve, settings), partial(_admit, settings), _describe,
@@ -303,7 +302,7 @@ def _init(settings: PacflSettings, federation: Federation) -> PacflState:
     if isinstance(by, FindGroups):
         assert settings.rechecks is not None
         watched(federation, settings.rechecks)
-        grouping = find_groups(federation, held, by, settings.landmarks)
+        grouping = find_groups(federation, held, by, settings.rechecks.landmarks)
         groupings = Groupings((initial,) * grouping.clustering.k, grouping.clustering, held)
         return PacflState(groupings, initial, grouping.notes, grouping.evidence)
     released = federation.gram(held, then=replace(by, at_least=federation.merge_below))

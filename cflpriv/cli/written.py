@@ -31,8 +31,8 @@ def described() -> dict[str, dict[str, str]]:
 
 def _arguments(call: Any, *names: str) -> dict[str, Any]:
     """Those of a call that are literals: by keyword, and by place if the first parameters have these names."""
-    given = [*zip(names, call.args, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
-    return {name: value.value for name, value in given if isinstance(value, ast.Constant)}
+    pairs = [*zip(names, call.args, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+    return {name: value.value for name, value in pairs if isinstance(value, ast.Constant)}
 
 
 def _items(module: str, name: str) -> dict[str, Any]:

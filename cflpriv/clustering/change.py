@@ -85,12 +85,13 @@ def change_p_value(before: Samples, after: Samples, level: float, rng: Stream) -
     rows, labels, net, both = _net_counts(before, after)
     if not (net > 0).any() or not (net < 0).any():
         return 1.0
-    one = np.zeros(len(rows), dtype=np.int64)
+    all_alike = np.zeros(len(rows), dtype=np.int64)
     if labels.dtype.kind == "f":
         scaled = (labels - labels.mean()) / max(float(labels.std()), 1e-12)
-        tests = (rows, one), (np.concatenate([rows - rows.mean(0), np.ones((len(rows), 1))], axis=1) * scaled[:, None], one)
+        moments = np.concatenate([rows - rows.mean(0), np.ones((len(rows), 1))], axis=1) * scaled[:, None]
+        tests = (rows, all_alike), (moments, all_alike)
     else:
-        tests = (rows, one), (rows, labels)
+        tests = (rows, all_alike), (rows, labels)
     return min(1.0, 2 * min(_sign_p(_pair_differences(own, groups, net, both, rng), level / 2, rng) for own, groups in tests))
 
 

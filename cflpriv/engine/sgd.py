@@ -300,8 +300,8 @@ def _rows(vectors: Sequence[Array], dtype: torch.dtype, device: Device) -> Tenso
         return torch.from_numpy(np.stack(vectors)).to(dtype)
     distinct = list({id(vector): vector for vector in vectors}.values())
     rows = sent(torch.from_numpy(np.stack(distinct)), device, dtype)
-    if len(distinct) == len(vectors):
-        return rows
+    if len(distinct) in (1, len(vectors)):
+        return rows.expand(len(vectors), -1)
     places = {id(vector): place for place, vector in enumerate(distinct)}
     return rows[sent(torch.tensor([places[id(vector)] for vector in vectors]), device)]
 
