@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .placements import placement_text
+from .placements import NAME, placement_text
 
 __all__ = ["defaults_text", "row_text", "summary_text"]
 
 
 def row_text(row: Mapping[str, Any]) -> str:
     """A row of rounds.jsonl, as one reads it: accuracies, the epsilon that is spent so far, and which clients were placed anew."""
-    return "; ".join(filter(None, (_scores_text(row), *map(placement_text, row.get("admissions", ())), placement_text(row))))
+    return "; ".join(filter(None, (_scores_text(row), *map(placement_text, row.get("admissions", ())), placement_text(row.get(NAME, {})))))
 
 
 def _scores_text(row: Mapping[str, Any]) -> str:

@@ -17,9 +17,10 @@ OLD_KEYS = {
     ("protection", "floor"): "is called min_cohort now",
     ("protection", "gather"): "was removed: values that are gathered are released as they are, so leave it out",
     ("protection", "ckks_mode"): "was removed: clients always encrypt under the key holder's public key, so leave it out",
+    ("data", "name"): "is called source",
     ("algorithm", "auto"): "is called cut now, which by default is 'test'; 'silhouette' and 'gap' are what they were",
 }
-"""Keys of configurations that earlier versions had, by section and name, and what to write now."""
+"""Keys that earlier versions had, or that other sections have, by section and name, and what to write."""
 
 
 class InputError(ValueError):

@@ -3,26 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NOTED", "noted", "placement_text", "placements_of"]
+__all__ = ["NAME", "placement_text", "placements_of"]
 
-NOTED = ("changed", "moved", "unplaced", "opened")
-"""What an algorithm notes of a round, or of newcomers, if it happened."""
+NAME = "placements"
+"""The name under which an algorithm notes this of a round, or of newcomers, if anything happened: "changed" and "unplaced" list clients,
+"moved" has [client, from, to], where from is None for a client that was in no cluster, and "opened" the first clients by cluster."""
 MOST_NAMED = 10
-
-
-def noted(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """What is noted of placements: "changed" and "unplaced" list clients, "moved" has [client, from,
-    to], where from is None for a client that was in no cluster, and "opened" the first clients by cluster."""
-    return {name: notes[name] for name in NOTED if notes.get(name)}
 
 
 def placements_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What happened, in the order of rounds: of each round's newcomers, then of the clients that were placed again."""
     events = []
     for row in rows:
-        for notes in (*row.get("admissions", ()), row):
-            if event := noted(notes):
-                events.append({"round": row["round"], **event})
+        events += [{"round": row["round"], **event} for event in (*row.get("admissions", ()), row.get(NAME)) if event]
     return events
 
 

@@ -100,7 +100,8 @@ def _changes(
             group, was = entry.group if entry.group != OWN else group_of[client], group_of[client]
             if group not in partition.groups or group // len(shifts) != was // len(shifts):
                 known = sorted({other for other in partition.groups if other // len(shifts) == was // len(shifts)})
-                raise refuse("drift", group, f"client {client} of group {was} can have the data of groups {known}")
+                problem = f"round {entry.round}: client {client} of group {was} can have the data of groups {known}, not of {group}"
+                raise InputError(f"[data] drift: {problem}")
             at, count = partition.ids.index(client), spec.samples_per_client
             own = np.sort(later[client][taken[client] : taken[client] + count])
             alone = replace(partition, ids=(client,), train=(own,), test=(partition.test[at],), groups=(group,))

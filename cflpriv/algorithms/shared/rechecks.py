@@ -30,6 +30,7 @@ from ...contract.schedule import TaskRequest, request
 from ...engine import Task
 from ...errors import InputError
 from ...keys import Key
+from ...placements import NAME
 from ...tasks.change_of_data import MOST, ChangeOfData, ComparedAgain, KeepSamples
 from ...types import Clustering
 from .grouping import FindGroups, PlaceClients, landmarks_of
@@ -154,17 +155,22 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     again = {*changed, *groupings.unplaced}.intersection(known)
     members = _members(federation, clustering, [client for client in known if client not in again], rechecks.landmarks)
     if not members:
-        return groupings, notes
+        return groupings, _notes(notes)
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(ComparedAgain(rechecks.task), params, on=sorted((*again, *members)))[rechecks.part]
     labels = tuple(UNPLACED if client in again else clustering[client] for client in held.clients)
     if not any(label != UNPLACED for label in labels):
-        return groupings, notes
+        return groupings, _notes(notes)
     then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
     released = federation.gram(held, then=then)
     federation.close(groupings.held)
     made, more = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
-    return made, {**notes, **more}
+    return made, _notes({**notes, **more})
+
+
+def _notes(placements: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's notes: what happened, under the name of placements."""
+    return {NAME: dict(placements)} if placements else {}
 
 
 def _members(federation: Federation, clustering: Clustering, clients: Sequence[int], landmarks: int | None) -> tuple[int, ...]:
@@ -209,7 +215,7 @@ def newcomers_placed(
     released = federation.gram(held, then=then, against=groupings.held)
     made, notes = _placed(groupings, held.clients, released.result, set(held.clients), federation.round)
     waiting = groupings.waiting or len(made.unplaced) > len(groupings.unplaced)
-    return replace(made, waiting=waiting), notes
+    return replace(made, waiting=waiting), _notes(notes)
 
 
 def _placed(

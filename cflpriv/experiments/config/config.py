@@ -77,6 +77,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_ranges(self.spec.make, self.algorithm, "algorithm")
+        for key, parameter in inspect.signature(self.spec.make).parameters.items():
+            if parameter.default is parameter.empty and parameter.kind == parameter.KEYWORD_ONLY and key not in {*GIVEN, *self.hyper}:
+                raise InputError(f"[algorithm] {key}: is missing, and algorithm {self.algorithm['name']!r} has no default value for it")
         if self.training.weights == "own" or isinstance(self.training.weights, _Own):
             object.__setattr__(self, "training", replace(self.training, weights=_Own(own_weights(self.algorithm["name"]))))
         if self.training.weights not in ("examples", "equal"):
@@ -582,6 +585,8 @@ def _validator(section: str, kind: Callable[..., Any]) -> Any:
     """
     hints, signature = get_type_hints(kind), inspect.signature(kind).parameters.items()
     keys = {key: (hints[key], parameter.default) for key, parameter in signature if isinstance(kind, type) or key not in GIVEN}
+    if isinstance(kind, type):  # a function may get what it requires from the rest of the configuration
+        keys = {key: (hint, ... if default is inspect.Parameter.empty else default) for key, (hint, default) in keys.items()}
     return create_model(section, __config__=ConfigDict(strict=True, extra="forbid"), **keys)  # type: ignore[call-overload]
 
 
@@ -597,6 +602,8 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
+        if first["type"] == "missing":
+            raise InputError(f"[{section}] {key}: is missing, and has no default value") from None
         if first["type"] == "tuple_type":
             raise InputError(f"[{section}] {key} = {values.get(key)!r}: expected a list, in brackets") from None
         raise InputError(f"[{section}] {key} = {values.get(key)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
@@ -610,7 +617,13 @@ def _tables(section: str, kind: Callable[..., Any], key: str, value: Any) -> Any
         return value
     if not all(isinstance(item, Mapping | inner) for item in value):
         raise InputError(f"[[{section}]]: expected a list of tables, each under [[{section}]]")
-    return [_section(inner, item, section) if isinstance(item, Mapping) else item for item in value]
+    made = []
+    for number, item in enumerate(value, 1):
+        try:
+            made.append(_section(inner, item, section) if isinstance(item, Mapping) else item)
+        except InputError as error:
+            raise InputError(f"[[{section}]], table {number} of {len(value)}: {error}") from None
+    return made
 
 
 def set_key(tree: dict[str, Any], change: str) -> None:

@@ -19,7 +19,7 @@ from ...class_counts import as_counts
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
-from ...placements import placement_text
+from ...placements import NAME, placement_text
 from ...streams import readable
 from ...types import Array
 from ..sweep.choose import FILE as CHOICE
@@ -192,7 +192,7 @@ def _placements(run: RunFiles) -> list[str]:
     """Who was moved, who belongs to no cluster and which clusters were opened, a line for each event; nothing if nothing happened."""
     try:
         lines = [f"Round {event['round'] + 1}: {placement_text(event)}." for event in run.summary.get("placements", ())]
-        newcomers = placement_text(run.summary.get("newcomers") or {})
+        newcomers = placement_text((run.summary.get("newcomers") or {}).get(NAME, {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{run.folder / 'summary.json'}: is damaged ('placements': {error})") from None
     return [*lines, *([f"Newcomers: {newcomers}."] if newcomers else [])]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ...generated_pages import generated_page
 from ...streams import print_file
 
-__all__ = ["FILES", "File", "page"]
+__all__ = ["FILES", "ROW_NAMES", "File", "page"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ _ROW = {
     "client_upload_bytes, client_download_bytes": "Means of this round over the clients that took part.",
     "clipped_clients": "Clients whose contribution was clipped.",
     "unchanged_clusters": "Clusters without a sum in this round.",
-    "changed, moved, unplaced, opened": "Clients whose data changed; `[client, from, to]` of each that moved (from null: no cluster); "
-    "clients in no cluster; by new cluster its first clients. Each only if it happened.",
+    "placements": "`changed`: clients whose data changed; `moved`: `[client, from, to]` (from null: no cluster); `unplaced`: clients in no "
+    "cluster; `opened`: by new cluster its first clients. Each only if it happened.",
     "admissions": "The same of clients that joined in this round.",
     "epsilon": "Privacy spent so far (`[privacy]` only).",
     "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, in some rounds "
@@ -79,6 +79,9 @@ _ROW = {
     "seconds": "Duration of the round.",
     "protection_seconds": "Time spent in protections since the start.",
 }
+_NOTED = {"clipped_clients", "unchanged_clusters", "placements"}
+ROW_NAMES = frozenset(name for names in _ROW for name in names.split(", ")) - _NOTED
+"""What a row of rounds has from the run itself. An algorithm's notes take other names."""
 _SUMMARY = {
     "algorithm, dataset, protection, release_policy": "What was run.",
     **_ACCURACY,

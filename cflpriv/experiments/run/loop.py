@@ -21,7 +21,7 @@ from ...engine.models import model_doubts
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
-from ...placements import noted, placements_of
+from ...placements import NAME, placements_of
 from ...protocols.ledger import BudgetExceeded
 from ...randomness import stream
 from ...transports.simulation import Simulated
@@ -29,6 +29,7 @@ from ...types import Array, Population
 from ..config.config import Config
 from .class_scores import warnings_of
 from .communication import traffic_so_far, traffic_summary
+from .folder_reference import ROW_NAMES
 from .number_scores import NUMBERS, is_evaluated, number_warnings
 from .private import RunLedger, spent, summed_up
 from .summary_figures import LAST, MEASURED
@@ -136,6 +137,10 @@ def advance(run: Experiment) -> dict[str, Any]:
             row["admitted"], admissions = _admitted(run, came)
             row |= {"admissions": admissions} if admissions else {}
             run.state, record = _retried(run, lambda: run.algorithm.round(run.federation, run.state))
+            if taken := ROW_NAMES.intersection(record.notes):
+                raise InputError(
+                    f"algorithm {run.algorithm.name!r}: its round notes {sorted(taken)}, names of the run; choose others"
+                )
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
             row["skipped"] = str(error)
@@ -216,7 +221,7 @@ def _admitted(run: Experiment, came: Collection[int]) -> tuple[list[int], list[d
     waiting, run.waiting = run.waiting, []
     steps = [*waiting, tuple(sorted(set(came).difference(*waiting)))]
     admitted, notes = zip(*(_admitted_together(run, step) for step in steps), strict=True)
-    return sorted(client for clients in admitted for client in clients), [event for own in notes if (event := noted(own))]
+    return sorted(client for clients in admitted for client in clients), [own[NAME] for own in notes if NAME in own]
 
 
 def _admitted_together(run: Experiment, came: Sequence[int]) -> tuple[list[int], Mapping[str, Any]]:

@@ -54,7 +54,7 @@ def after_a_round(algorithm: Algorithm, protection: Protection, present: Sequenc
 def next_round(algorithm: Algorithm, fed: FederationServer, state: Any) -> tuple[Any, Mapping[str, Any]]:
     fed.begin_round(fed.round + 1)
     state, record = algorithm.round(fed, state)
-    return state, {key: value for key, value in record.notes.items() if key in ("changed", "moved", "unplaced", "opened")}
+    return state, dict(record.notes.get("placements", {}))
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
@@ -105,14 +105,14 @@ def test_newcomers_of_an_unseen_group_open_a_cluster_and_a_single_one_belongs_to
     fed, state = after_a_round(algorithm, protection, [client for client in KNOWN if client != 4])
     eye(fed).join([2, 4])
     state, notes = algorithm.admit(fed, state, [2, 4])
-    assert notes["unplaced"] == [2]
+    assert notes["placements"]["unplaced"] == [2]
     assert state.clustering[4] == state.clustering[1]
     state, notes = next_round(algorithm, fed, state)
     assert notes["unplaced"] == [2], "it waits, and is compared again with those that come"
     assert 2 not in state.groupings.training.clients
     eye(fed).join([5, 8])
     state, notes = algorithm.admit(fed, state, [5, 8])
-    assert notes["unplaced"] == [2, 5, 8]
+    assert notes["placements"]["unplaced"] == [2, 5, 8]
     state, notes = next_round(algorithm, fed, state)
     assert notes == {"opened": {"2": [2, 5, 8]}}
     assert set(state.clustering.members(2)) == {2, 5, 8} <= set(state.groupings.training.clients)
@@ -212,6 +212,6 @@ def test_fresh_data_of_the_same_groups_move_nobody() -> None:
             at = slice(20 * number, 20 * (number + 1))
             eye(fed).change([replace(own, x_train=own.x_train[at], y_train=own.y_train[at]) for own in scene.clients])
             state, record = algorithm.round(fed, state)
-            changed += record.notes.get("changed", [])
+            changed += record.notes.get("placements", {}).get("changed", [])
         false += bool(changed)
     assert false <= 10 + 3 * np.sqrt(100 * 0.1 * 0.9)

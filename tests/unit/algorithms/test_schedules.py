@@ -587,5 +587,5 @@ def test_a_client_lost_between_a_check_and_its_comparison_changes_no_request(pro
 
     federation.gram = without_one  # type: ignore[method-assign]
     row = advance(experiment)
-    assert (row["changed"], row["moved"], row["lost"]) == ([0], [[0, 0, 1]], [7])
+    assert (row["placements"], row["lost"]) == ({"changed": [0], "moved": [[0, 0, 1]]}, [7])
     assert not federation.refusals

@@ -49,7 +49,7 @@ def test_a_population_without_drift_is_as_it_was_and_one_with_drift_has_another_
     ("changes", "problem"),
     [
         ({"drift": (Drift(1, (6,)),)}, r"drift: round 1: clients = \[6\]: expected some of 0 to 5"),
-        ({"drift": (Drift(1, (0,), group=3),)}, r"drift = 3: client 0 of group 0 can have the data of groups \[0, 1, 2\]"),
+        ({"drift": (Drift(1, (0,), group=3),)}, r"drift: round 1: client 0 of group 0 can have the data of groups \[0, 1, 2\], not of 3"),
         ({"drift": (Drift(1, (0,)), Drift(1, (0,), group=1))}, "drift: round 1: a client is named twice"),
         ({"drift": (Drift(1, (0,), joins=True), Drift(2, (0,), joins=True))}, r"drift: clients \[0\] join twice"),
         ({"drift": (Drift(1, (0,), group=1, joins=True),)}, "who joins has the data of its own group"),

@@ -1,19 +1,25 @@
 """A run with drift: what happens to clients is in rows, summary, console and report, and a resumed run ends as an uninterrupted one."""
 
 import json
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from small_runs import configured
 
+from cflpriv.algorithms.interface import ALGORITHMS, Algorithm
 from cflpriv.console import row_text
+from cflpriv.contract.operations import Federation
+from cflpriv.contract.transcript import RoundRecord
 from cflpriv.errors import InputError
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.run.deployment import deploy, standing_in
 from cflpriv.experiments.run.run import prepare
 from cflpriv.placements import placement_text
+from cflpriv.tasks.training import Train
 
 BASE: dict[str, Any] = {
     "data": {
@@ -53,10 +59,11 @@ def test_what_happened_is_stated_everywhere_and_a_resumed_run_ends_alike(tmp_pat
     rows, summary = results(tmp_path / "whole")
     assert results(tmp_path / "resumed") == (rows, summary)
     assert [row["admitted"] for row in rows] == [[], [1, 5], [], []]
-    assert rows[2]["changed"] == [0, 2]
-    assert [client for client, _, _ in rows[2]["moved"]] == [0, 2]
-    assert {key for row in rows for key in row} & {"unplaced", "opened", "admissions"} == set()
-    assert summary["placements"] == [{"round": 2, "changed": [0, 2], "moved": rows[2]["moved"]}]
+    placements = rows[2]["placements"]
+    assert (set(placements), placements["changed"]) == ({"changed", "moved"}, [0, 2])
+    assert [client for client, _, _ in placements["moved"]] == [0, 2]
+    assert [row["round"] for row in rows if "placements" in row or "admissions" in row] == [2]
+    assert summary["placements"] == [{"round": 2, **placements}]
     assert (summary["unplaced"], summary["ari"], summary["clients"]) == ([], 1.0, 32)
     line = "the data of clients 0, 2 changed; clients 0, 2 moved from cluster 0 to cluster 1"
     assert row_text(rows[2]).endswith(f"; {line}")
@@ -71,6 +78,44 @@ def test_a_run_in_which_nothing_happened_says_nothing(tmp_path: Path) -> None:
     assert summary["placements"] == []
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "placed anew" not in page
+
+
+@pytest.mark.parametrize("name", ["changed", "moved", "unplaced", "opened"])
+def test_notes_of_an_algorithm_do_not_pass_for_placements(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`rr_cluster` notes a share as "moved", and the algorithms of users note what they like."""
+    notes_of_each_round(monkeypatch, {name: 0.25})
+    config = configured({**BASE, "algorithm": {"name": "fedavg"}}, data={"drift": []})
+    run_experiment(config, tmp_path / "run")
+    rows, summary = results(tmp_path / "run")
+    assert [row[name] for row in rows] == [0.25] * 4
+    assert summary["placements"] == []
+    assert row_text(rows[1]).startswith("accuracy")
+    assert "placed anew" not in write_report(tmp_path / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["round", "accuracy_mean", "epsilon", "admissions"])
+def test_notes_under_names_of_the_run_are_refused(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    notes_of_each_round(monkeypatch, {name: 7})
+    config = configured({**BASE, "algorithm": {"name": "fedavg"}}, data={"drift": []})
+    with pytest.raises(InputError, match=rf"algorithm 'fedavg': its round notes \['{name}'\], names of the run; choose others"):
+        run_experiment(config, tmp_path / "run")
+
+
+def notes_of_each_round(monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]) -> None:
+    """FedAvg with further notes on each round."""
+    spec = ALGORITHMS["fedavg"]
+
+    @wraps(spec.make)
+    def noting(train: Train, **settings: Any) -> Algorithm:
+        made = spec.make(train, **settings)
+
+        def round(federation: Federation, state: Any) -> tuple[Any, RoundRecord]:
+            state, record = made.round(federation, state)
+            return state, replace(record, notes={**record.notes, **notes})
+
+        return replace(made, round=round)
+
+    monkeypatch.setitem(ALGORITHMS, "fedavg", replace(spec, make=noting))
 
 
 def test_lines_name_few_clients_and_count_many() -> None:
