@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["NAME", "placement_text", "placements_of"]
 
 NAME = "placements"
-"""The name under which an algorithm notes this of a round, or of newcomers, if anything happened: "changed" and "unplaced" list clients,
+"""An algorithm notes this of a round, or of newcomers, if anything happened: "changed" and "unplaced" list clients,
 "moved" has [client, from, to], where from is None for a client that was in no cluster, and "opened" the first clients by cluster."""
 MOST_NAMED = 10
 
