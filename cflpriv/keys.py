@@ -212,13 +212,14 @@ def _as_lists(value: Any) -> Any:
 def readable(cls: type[T]) -> type[T]:
     """A decorator of a dataclass of keys: help shows a signature without the keys' meanings, which made it several pages long.
 
-    A type is left out where the default shows it, `epochs=1`, and for lists of tables, whose keys would be as long.
+    A type is left out where the default shows it, `epochs=1`, for lists of tables, whose keys would be as long, and for lists of lists.
     """
     hints, signature = get_type_hints(cls), inspect.signature(cls.__init__)  # of the class itself it would be that of its base
     parameters = []
     for name, parameter in list(signature.parameters.items())[1:]:
         hint = hints.get(name, parameter.annotation)
-        shown = any(map(is_dataclass, get_args(hint))) or (hint in (bool, int, float, str) and isinstance(parameter.default, hint))
+        nested = any(is_dataclass(part) or get_origin(part) is tuple for part in get_args(hint))
+        shown = nested or (hint in (bool, int, float, str) and isinstance(parameter.default, hint))
         parameters.append(parameter.replace(annotation=parameter.empty if shown else hint))
     cls.__signature__ = signature.replace(parameters=parameters, return_annotation=signature.empty)  # type: ignore[attr-defined]
     return cls

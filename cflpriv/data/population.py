@@ -17,6 +17,7 @@ from .held_out import with_held_out
 from .image_folders import load_image_folders
 from .named import LOADERS, load_dataset
 from .partition import Partition
+from .periods import in_periods
 from .plausible import plausible
 from .scaling import Scaling, scaled
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
@@ -50,8 +51,11 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
     """The data set, divided among clients."""
     shifts = _shifts(spec, dataset)
     samples = spec.samples_per_client
+    whole = replace(spec, samples_per_client=samples * stages(spec.drift))
+    if spec.periods:  # the limits are those of a period
+        whole = replace(spec, samples_per_client=0, test_samples_per_client=0)
     try:
-        partition = _partition(replace(spec, samples_per_client=samples * stages(spec.drift)), dataset, max(len(shifts), 1))
+        partition = _partition(whole, dataset, max(len(shifts), 1))
     except InputError as error:
         raise InputError(f"[data] {error}") from None
     repeats = ("every group divides the whole training set: images repeat between groups, not within one",) if spec.repeat_per_group else ()
@@ -63,8 +67,11 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
     later: dict[int, Array] = {}
     if spec.drift and samples:
         partition, later = with_stages(partition, samples, spec.seed)
+    if dataset.periods_train is not None:
+        partition, changes = _by_periods(spec, dataset, partition)
+    else:
+        changes = _changes(spec, dataset, partition, later, shifts or (_unchanged,))
     clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
-    changes = _changes(spec, dataset, partition, later, shifts or (_unchanged,))
     scaling = dataset.scaling
     return Population(
         name=f"{spec.source}/{spec.partition}",
@@ -111,6 +118,28 @@ def _changes(
     return tuple(made)
 
 
+def _by_periods(spec: DataSpec, dataset: Dataset, partition: Partition) -> tuple[Partition, tuple[DataChange, ...]]:
+    """Clients with the rows of their first period, and what happens later: who joins, and who gets the rows of a later period."""
+    assert dataset.periods_train is not None
+    assert dataset.periods_test is not None
+    caps = (spec.samples_per_client, spec.test_samples_per_client)
+    partition, began, later = in_periods(partition, dataset.periods_train, dataset.periods_test, caps, spec.seed)
+    group_of = dict(zip(partition.ids, partition.groups, strict=True))
+    changes = [DataChange(spec.periods[period - 1], client, group_of[client]) for client, period in began.items() if period]
+    for period, client, train, test in later:
+        alone = replace(partition, ids=(client,), train=(train,), test=(test,), groups=(group_of[client],))
+        (data,), _ = _clients(dataset, alone, (_unchanged,), [0])
+        changes.append(DataChange(spec.periods[period - 1], client, group_of[client], data))
+    joining, again = sum(period > 0 for period in began.values()), len(later)
+    if joining == len(began):
+        raise InputError("[data] periods: no client has a training row in the first period")
+    note = (
+        f"{1 + len(spec.periods)} periods of time: {joining} of {len(began)} clients join after the first, and {again} times "
+        "a client gets the rows of a later one"
+    )
+    return replace(partition, notes=(*partition.notes, note)), tuple(sorted(changes, key=lambda change: change.round))
+
+
 def _moments(x: Array, scaling: Scaling, partition: Partition) -> dict[int, tuple[Array, Array]]:
     return {client: scaling.moments(x[own]) for client, own in zip(partition.ids, partition.train, strict=True)}
 
@@ -130,7 +159,7 @@ def table_population(spec: DataSpec, tables: Sequence[RawTable]) -> Population:
 
 def _columns(spec: DataSpec) -> Columns:
     used = (spec.label_column, spec.client_column, spec.group_column)
-    return Columns(*used, spec.feature_columns, spec.class_names, spec.columns, spec.label_range)
+    return Columns(*used, spec.feature_columns, spec.class_names, spec.columns, spec.label_range, spec.time_column, 1 + len(spec.periods))
 
 
 def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:

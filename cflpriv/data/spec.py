@@ -14,6 +14,7 @@ from .drift import Drift, check_drift
 from .held_out import HeldOut
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
+from .periods import check_periods
 from .scaling import Scaling
 from .tables import FRAME, TABLES
 from .text import TEXTS, VocabularySize, WindowLength
@@ -155,6 +156,22 @@ class DataSpec:
     group_column: Annotated[
         str, Key("tables: the column of the true group, which scores are taken against (partition `given` or `kinds`); empty: none.")
     ] = ""
+    time_column: Annotated[
+        str,
+        Key(
+            "tables: the column of each row's time, a date or a number. Rows are then in the order of time, and test rows are the last of "
+            "each client (of a period), not random ones. Features only if `columns` has it; empty: none."
+        ),
+    ] = ""
+    periods: Annotated[
+        tuple[int, ...],
+        Key(
+            "Simulations with a `time_column`: rounds that begin the next period of time, ascending. Periods have equally many "
+            "rows; a client has its rows of one period at a time, and who has none in the first joins later.",
+            "[1, inf)",
+            "rounds",
+        ),
+    ] = ()
     feature_columns: Annotated[tuple[str, ...], Key("tables: the columns of features, all numbers; empty: all others.")] = ()
     columns: Annotated[
         tuple[Column, ...],
@@ -208,6 +225,11 @@ class DataSpec:
             object.__setattr__(self, "clients", _Unset(0 if self.partition == "given" or self.source == "mixture" else 20))
 
     @property
+    def changing(self) -> str:
+        """The key that changes clients' data in a run, or has clients join; empty where none does."""
+        return "data.drift" if self.drift else "data.periods" if self.periods else ""
+
+    @property
     def scaling(self) -> Scaling | None:
         """How features are standardised; None for pixels."""
         mode = self.standardise
@@ -247,6 +269,7 @@ def check_spec(spec: DataSpec) -> None:
     if spec.held_out_gap and spec.held_out != "last":
         raise refuse("held_out_gap", spec.held_out_gap, f"only held_out = 'last' has a gap, and this is {spec.held_out!r}")
     check_drift(spec)
+    check_periods(spec)
     _check_table(spec)
     if spec.sources and spec.source != "mixture":
         raise refuse("sources", spec.sources, "only source = 'mixture' has sources")
@@ -289,7 +312,8 @@ def _check_table(spec: DataSpec) -> None:
         if spec.partition == "given" and not spec.client_column:
             raise refuse("client_column", "", "partition = 'given' needs the column that names each row's client")
     else:
-        for key in ("label_column", "client_column", "group_column", "feature_columns", "columns", "class_names", "test_share"):
+        only_tables = ("label_column", "client_column", "group_column", "time_column", "feature_columns", "columns", "class_names")
+        for key in (*only_tables, "test_share"):
             if getattr(spec, key) != getattr(DataSpec, key):
                 raise refuse(key, getattr(spec, key), f"only tables have columns and a split: {', '.join(TABLES)}")
     if spec.columns:

@@ -19,6 +19,7 @@ from .columns import Column, cell_name, cell_number, encoded, feature_names
 from .datasets import Dataset, dataset_of
 from .formats import check_cells, csv_row_numbers, read_csv
 from .huggingface import read_saved
+from .periods import last_rows, periods_of, times
 from .plausible import row_numbers, untrained, warnings_of_rows
 from .scaling import Scaling
 
@@ -32,7 +33,7 @@ __all__ = [
 class Columns:
     """Which columns of a table are what. Empty `features`: all others. Empty `classes`: those found, sorted. `typed`: the schema.
 
-    With a public `numbers` [low, high] the label is a number.
+    With a public `numbers` [low, high] the label is a number. `time`: the column that orders the rows and divides them into `periods`.
     """
 
     label: str
@@ -42,6 +43,8 @@ class Columns:
     classes: tuple[str, ...] = ()
     typed: tuple[Column, ...] = ()
     numbers: tuple[float, ...] = ()
+    time: str = ""
+    periods: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +166,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
     value.
     """
     for table in tables:
-        for key in ("label", "client", "group"):
+        for key in ("label", "client", "group", "time"):
             if name := getattr(columns, key):
                 table.column(f"data.{key}_column", name)
     x, features, doubts, notes = _features(tables, columns, scaling)
@@ -172,9 +175,17 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
     groups, group_names, merged_groups = _coded(tables, "group_column", columns.group)
     if owners is not None and groups is not None:
         _one_group_each(tables[0].path, owners, groups, client_names, group_names)
-    strata = np.zeros(len(y), np.int64) if columns.numbers else y
-    is_test = np.arange(len(y)) >= tables[0].rows if len(tables) > 1 else _split(strata if owners is None else owners, test_share, seed)
-    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    strata = owners if owners is not None else np.zeros(len(y), np.int64) if columns.numbers else y
+    when = _times(tables, columns)
+    periods = None if when is None or columns.periods == 1 else periods_of(when, columns.periods)
+    if len(tables) > 1:
+        is_test = np.arange(len(y)) >= tables[0].rows
+    elif when is None:
+        is_test = _split(strata, test_share, seed)
+    else:
+        is_test = last_rows(strata if periods is None else strata * columns.periods + periods, when, test_share)
+    order = np.arange(len(y)) if when is None else np.argsort(when, kind="stable")
+    train, test = order[~is_test[order]], order[is_test[order]]
 
     def where(part: str, index: int) -> str:
         row = int((train if part == "train" else test)[index])
@@ -193,15 +204,32 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
             *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
         ),
     )  # fmt: skip
+    if periods is not None:
+        dataset = replace(dataset, periods_train=periods[train], periods_test=periods[test])
     return replace(dataset, feature_columns=() if columns.typed else features, client_names=client_names)
+
+
+def _times(tables: Sequence[RawTable], columns: Columns) -> Array | None:
+    """The time of each row, if a column has it. A column of the schema is read by its format."""
+    if not columns.time:
+        return None
+    written = next((column.format for column in columns.typed if column.name == columns.time), "")
+    cells = [cell for table in tables for cell in table.column("data.time_column", columns.time)]
+    first = tables[0].rows
+
+    def at(row: int) -> str:
+        return tables[0].at(row, columns.time) if row < first else tables[1].at(row - first, columns.time)
+
+    return times(cells, at, written)
 
 
 def _features(
     tables: Sequence[RawTable], columns: Columns, scaling: Scaling
 ) -> tuple[Array, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Features (rows, d), their names, warnings and notes."""
-    used = {name for name in (columns.label, columns.client, columns.group) if name}
+    used = {name for name in (columns.label, columns.client, columns.group, columns.time) if name}
     if columns.typed:
+        used -= {columns.time} & {column.name for column in columns.typed}
         parts = [features_of(table, columns.typed, used) for table in tables]
         names = tuple(name for column in columns.typed for name in feature_names(column))
         clipped = sum(count for _, count in parts)

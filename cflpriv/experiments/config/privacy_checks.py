@@ -32,9 +32,9 @@ def check_privacy(
             f"training.on_divergence = 'skip' under privacy.unit = {privacy.unit!r}: who is left out would reveal what is not paid for; "
             "use 'stop'"
         )
-    if data.drift:
+    if changing := data.changing:
         raise InputError(
-            f"data.drift under privacy.unit = {privacy.unit!r}: noise is calibrated for clients that are there from the start, with their "
+            f"{changing} under privacy.unit = {privacy.unit!r}: noise is calibrated for clients that are there from the start, with their "
             "data; leave it out"
         )
     if privacy.unit == "client":

@@ -92,8 +92,8 @@ def deploy(
     for key, asked in (("run.advise", config.run.advise), ("training.mixture", config.training.mixture)):
         if asked:
             raise InputError(f"{key} = true: is for simulations, where all clients hold samples out; leave it out of a deployment")
-    if config.data.drift:
-        raise InputError("data.drift: is for simulations; the data of deployed clients change by themselves; leave it out of a deployment")
+    if changing := config.data.changing:
+        raise InputError(f"{changing}: is for simulations; the data of deployed clients change by themselves; leave it out of a deployment")
     out, here = Path(out), tuple(range(clients))
 
     def journal(entry: Mapping[str, Any]) -> None:

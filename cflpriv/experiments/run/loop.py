@@ -138,9 +138,7 @@ def advance(run: Experiment) -> dict[str, Any]:
             row |= {"admissions": admissions} if admissions else {}
             run.state, record = _retried(run, lambda: run.algorithm.round(run.federation, run.state))
             if taken := ROW_NAMES.intersection(record.notes):
-                raise InputError(
-                    f"algorithm {run.algorithm.name!r}: its round notes {sorted(taken)}, names of the run; choose others"
-                )
+                raise InputError(f"algorithm {run.algorithm.name!r}: its round notes {sorted(taken)}, names of the run; choose others")
             row |= {"cohort": list(record.cohort), "labels": None if record.labels is None else list(record.labels), **record.notes}
         except run.backend.skips as error:
             row["skipped"] = str(error)

@@ -102,7 +102,8 @@ def pipeline_of(config: Config, population: Population, client: int | None) -> P
     std: tuple[float, ...] = ()
     if scaling.per_client and client is not None:
         mean, std = (tuple(map(float, values.ravel())) for values in population.moments[client])
-    others = tuple(name for name in (data.label_column, data.client_column, data.group_column) if name)
+    purposes = (data.label_column, data.client_column, data.group_column, data.time_column)
+    others = tuple(name for name in purposes if name and name not in {column.name for column in data.columns})
     columns = () if data.columns else population.feature_columns
     return Pipeline(
         config.model_for(population), population.class_names, columns, data.columns, others, scaling, mean, std, population.label_range

@@ -69,7 +69,9 @@ def prepare(config: Config, data_dir: str | Path | None = None, population: Popu
     trained = tuple(client for client in ids if client not in newcomers)
     late = {change.client for change in population.changes if change.data is None}
     if later := sorted(late.intersection(newcomers)):
-        raise InputError(f"data.drift: clients {later} join in a round, and data.newcomers = {len(newcomers)} has them join after training")
+        raise InputError(
+            f"{config.data.changing}: clients {later} join in a round, and data.newcomers = {len(newcomers)} has them join after training"
+        )
     present = tuple(client for client in trained if client not in late)
     asked = None if config.privacy.unit == "none" else config.schedule(trained).most
     noise = config.noise(asked)
@@ -142,9 +144,9 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
     for change in population.changes:
         if change.round >= config.training.rounds:
-            raise InputError(f"data.drift: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
+            raise InputError(f"{config.data.changing}: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
         if change.data is None and algorithm.admit is None:
-            raise InputError(f"data.drift: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
+            raise InputError(f"{config.data.changing}: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
     if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:
