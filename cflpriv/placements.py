@@ -7,7 +7,8 @@ __all__ = ["NAME", "placement_text", "placements_of"]
 
 NAME = "placements"
 """An algorithm notes this of a round, or of newcomers, if anything happened: "changed" and "unplaced" list clients,
-"moved" has [client, from, to], where from is None for a client that was in no cluster, and "opened" the first clients by cluster."""
+"moved" has [client, from, to], where from is None for a client that was in no cluster, "opened" the first clients by cluster; "found_anew"
+is the number of groups where all clients were compared again."""
 MOST_NAMED = 10
 
 
@@ -28,6 +29,8 @@ def placement_text(notes: Mapping[str, Any]) -> str:
     for was, now in sorted(moves, key=str):
         own = [client for client, *move in notes["moved"] if tuple(move) == (was, now)]
         parts.append(f"{_clients(own)} moved from {'no cluster' if was is None else f'cluster {was}'} to cluster {now}")
+    if found := notes.get("found_anew"):
+        parts.append(f"the groups of all clients were found anew: {found}")
     for label, clients in (notes.get("opened") or {}).items():
         parts.append(f"cluster {label} opened for {_clients(clients)}")
     if unplaced := notes.get("unplaced"):

@@ -4,15 +4,17 @@ After every so many rounds each client tests whether its own data changed (`task
 changed, and clients that belong to no cluster, are then compared with the members of the clusters in a new clustering epoch, under the
 protection of comparisons. Where none changed nothing is compared.
 
-Guarantee: over a whole run, the probability that any client is moved whose data did not change is at most alpha (`clustering.change`, with
-its assumptions). Of the clients that are placed, one that belongs to a known cluster is held back with probability at most 2 alpha
-(`clustering.placement`, with its assumptions).
+Guarantee: over a whole run, the probability that any client is named as changed whose data did not change is at most alpha
+(`clustering.change`, with its assumptions); others are not moved by a comparison. Of the clients that are placed, one that belongs to a
+known cluster is held back with probability at most 2 alpha (`clustering.placement`, with its assumptions).
 
 A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
 not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
 
-Limits: where all clients changed, no cluster has a member left to be compared with, and the round only names them. A cluster that its
-clients leave for another keeps its model, and trains no more once it is below the minimum cohort size.
+Where more than half of the clients changed, too few are left to compare them with: the groups of all clients are found anew, as at the
+start. Each starts from the model that most of its clients had. Then clients whose data did not change may be in another cluster, too.
+
+Limit: a cluster that its clients leave for another keeps its model, and trains no more once it is below the minimum cohort size.
 """
 
 from collections import Counter
@@ -33,7 +35,7 @@ from ...keys import Key
 from ...placements import NAME
 from ...tasks.change_of_data import MOST, ChangeOfData, ComparedAgain, KeepSamples
 from ...types import Clustering
-from .grouping import FindGroups, PlaceClients, landmarks_of
+from .grouping import FindGroups, PlaceClients, find_groups, landmarks_of
 
 __all__ = [
     "PLACE_ALPHA", "RECHECK_TASKS", "Groupings", "PlaceAlpha", "RecheckEvery", "Rechecks", "late_checks", "newcomers_placed", "rechecked",
@@ -152,6 +154,9 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     if not changed and not groupings.waiting:
         return groupings, {}
     notes: dict[str, Any] = {"changed": sorted(changed)} if changed else {}
+    if 2 * len(changed) > len(known):
+        made = _found_anew(federation, rechecks, groupings, known, initial)
+        return made, _notes({**notes, "found_anew": made.clustering.k})
     again = {*changed, *groupings.unplaced}.intersection(known)
     members = _members(federation, clustering, [client for client in known if client not in again], rechecks.landmarks)
     if not members:
@@ -166,6 +171,22 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     federation.close(groupings.held)
     made, more = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
     return made, _notes({**notes, **more})
+
+
+def _found_anew(
+    federation: Federation, rechecks: Rechecks, groupings: Groupings, clients: Sequence[int], initial: Shared
+) -> Groupings:  # fmt: skip
+    """The groups of all these clients, found as at the start. A group starts from the model that most of its clients had."""
+    params = {"model": initial} if rechecks.at_model else {}
+    held = federation.compute(ComparedAgain(rechecks.task), params, on=clients)[rechecks.part]
+    clustering = find_groups(federation, held, rechecks.find, rechecks.landmarks).clustering
+    federation.close(groupings.held)
+    before = dict(zip(groupings.clustering.clients, groupings.clustering.labels, strict=True))
+    models = []
+    for label in range(clustering.k):
+        had = Counter(before[client] for client in clustering.clients if clustering[client] == label)
+        models.append(groupings.models[had.most_common(1)[0][0]])
+    return Groupings(tuple(models), clustering, held, placed={**groupings.placed, **dict.fromkeys(clustering.clients, federation.round)})
 
 
 def _notes(placements: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from scenes import eye, federation, population, training
 from cflpriv.algorithms import crossfit, pacfl
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.algorithms.shared import rechecks
+from cflpriv.clustering.scores import ari
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.experiments.config.config import parse_config
@@ -140,13 +141,24 @@ def test_a_client_that_turns_back_moves_back() -> None:
     assert labels == [state.clustering[1], state.clustering[3]]
 
 
-def test_where_all_clients_change_they_are_named() -> None:
-    algorithm = algorithm_of("crossfit")
-    fed, state = after_a_round(algorithm, Protection())
-    eye(fed).change([data_of(client, 1 - client % 3) for client in KNOWN])
-    after, notes = next_round(algorithm, fed, state)
-    assert notes == {"changed": list(KNOWN)}
-    assert after.clustering is state.clustering
+@pytest.mark.parametrize("algorithm", ["crossfit", "pacfl"])
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_where_most_clients_change_the_groups_are_found_anew(algorithm: str, protection: str) -> None:
+    """All clients turn, some to the other group and some to a third: the groups are those of the data that they have now."""
+    made = algorithm_of(algorithm)
+    fed, state = after_a_round(made, PROTECTIONS[protection])
+    before = state.clustering
+    groups = {client: 2 if client % 4 == 0 else 1 - client % 3 for client in KNOWN}
+    eye(fed).change([data_of(client, groups[client]) for client in KNOWN])
+    state, notes = next_round(made, fed, state)
+    assert set(notes) == {"changed", "found_anew"}
+    assert len(notes["changed"]) > len(KNOWN) / 2
+    assert notes["found_anew"] == state.clustering.k == len(state.groupings.models) == 3
+    assert ari([groups[client] for client in KNOWN], [state.clustering[client] for client in KNOWN]) == 1.0
+    assert state.clustering is not before
+    assert state.groupings.unplaced == ()
+    _, notes = next_round(made, fed, state)
+    assert not notes, "they were placed by the data that they have now"
 
 
 def test_few_landmarks_leave_room_for_members_of_each_cluster() -> None:
