@@ -100,7 +100,8 @@ def _net_counts(before: Samples, after: Samples) -> tuple[Array, Array, Array, A
     rows, labels = np.concatenate([before[0], after[0]]), np.concatenate([before[1], after[1]])
     first: dict[tuple[bytes, bytes], int] = {}
     at = np.array(
-        [first.setdefault((row.tobytes(), label.tobytes()), number) for number, (row, label) in enumerate(zip(rows, labels, strict=True))]
+        [first.setdefault((row.tobytes(), label.tobytes()), number) for number, (row, label) in enumerate(zip(rows, labels, strict=True))],
+        dtype=np.int64,
     )
     numbers = np.bincount(at[: len(before[0])], minlength=len(rows)), np.bincount(at[len(before[0]) :], minlength=len(rows))
     net = numbers[0] - numbers[1]

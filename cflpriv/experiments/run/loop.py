@@ -41,6 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 MOST_RETRIES = 5
+UNTRAINED = 5
+"""After so many rounds without a sum a cluster is named in the summary; in shorter runs, if it never had one."""
 OVER_BUDGET = (BudgetExceeded, BudgetsSpent)
 """What ends a run with what it has: the server's ledger allows no more, or no client's own does."""
 Done = TypeVar("Done")
@@ -293,7 +295,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "cut_rule": described.get("rule"),
         "knowledge": run.config.knowledge,
         **noise,
-        "warnings": [*input_warnings(run.config, run.population), *_result_warnings(run, final, noise)],
+        "warnings": [*input_warnings(run.config, run.population), *_result_warnings(run, final, noise), *_untrained(run, labels)],
         "rounds": len(run.rows),
         "rounds_planned": run.config.training.rounds,
         "rounds_skipped": sum(row["skipped"] is not None for row in run.rows),
@@ -321,6 +323,23 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
     useless = [*warnings_of(final, run.population.class_names), *number_warnings(final)]
     reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if useless else "")
     return [*useless, reason] if reason else useless
+
+
+def _untrained(run: Experiment, labels: Mapping[int, int]) -> list[str]:
+    """Clusters whose models their clients use although the last rounds did not train them; `labels` by client."""
+    done = [row for row in run.rows if row["skipped"] is None]
+    lines = []
+    for label in sorted(set(labels.values())):
+        since = next((age for age, row in enumerate(reversed(done)) if label not in row.get("unchanged_clusters", ())), len(done))
+        if since < min(UNTRAINED, len(done)) or not done:
+            continue
+        members = [client for client in sorted(labels) if labels[client] == label]
+        trained = "its model was never trained" if since == len(done) else f"its model is that of round {done[-since - 1]['round'] + 1}"
+        lines.append(
+            f"cluster {label} ({len(members)} client{'s' * (len(members) > 1)}): no sum in the last {since} of {len(done)} rounds, because "
+            f"fewer than {run.config.protection.smallest_group} of its clients took part (protection.min_cohort); {trained}"
+        )
+    return lines
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -72,6 +72,20 @@ def test_what_happened_is_stated_everywhere_and_a_resumed_run_ends_alike(tmp_pat
     assert f"Round 3: {line}." in page
 
 
+@pytest.mark.parametrize("algorithm", ["pacfl", "crossfit"])
+@pytest.mark.parametrize(
+    "protection",
+    [{"gram": ["haar"]}, {"gram": ["haar"], "sum": "one_message", "min_cohort": 3}, {"gram": ["ckks"], "sum": "secagg", "min_cohort": 3}],
+    ids=["haar", "one_message", "ckks"],
+)
+def test_runs_under_protections_move_the_same_clients(algorithm: str, protection: dict[str, Any], tmp_path: Path) -> None:
+    """Clients with few samples, whose contract lays the answers to checks out by stand-ins for their data."""
+    drift = [{"round": 2, "clients": [0, 2], "group": 1}]
+    config = configured(BASE, data={"drift": drift}, algorithm={"name": algorithm}, protection=protection)
+    (event,) = run_experiment(config, tmp_path / "run")["placements"]
+    assert (event["round"], event["changed"], [client for client, _, _ in event["moved"]]) == (2, [0, 2], [0, 2])
+
+
 def test_a_run_in_which_nothing_happened_says_nothing(tmp_path: Path) -> None:
     config = configured(BASE, data={"drift": []})
     summary = run_experiment(config, tmp_path / "run")
@@ -116,6 +130,19 @@ def notes_of_each_round(monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]) 
         return replace(made, round=round)
 
     monkeypatch.setitem(ALGORITHMS, "fedavg", replace(spec, make=noting))
+
+
+def test_a_cluster_that_its_clients_left_is_named_because_it_trains_no_more(tmp_path: Path) -> None:
+    drift = [{"round": 2, "clients": list(range(3, 33, 2))[:15], "group": 0}]
+    config = configured(
+        BASE, data={"drift": drift}, training={"rounds": 8}, protection={"gram": ["haar"], "sum": "secagg", "min_cohort": 3}
+    )
+    summary = run_experiment(config, tmp_path / "run")
+    (line,) = [line for line in summary["warnings"] if "no sum" in line]
+    assert line.startswith("cluster 1 (1 client): no sum in the last 6 of 8 rounds, because fewer than 3 of its clients took part")
+    assert line.endswith("its model is that of round 2")
+    short = run_experiment(configured(BASE, data={"drift": []}), tmp_path / "short")
+    assert not [line for line in short["warnings"] if "no sum" in line]
 
 
 def test_lines_name_few_clients_and_count_many() -> None:
