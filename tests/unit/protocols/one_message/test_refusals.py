@@ -296,3 +296,37 @@ def test_misuse() -> None:
     for field, value in (("clients", 2), ("dimension", 0), ("clip", -1.0), ("colluding", 4), ("min_cohort", 1)):
         with pytest.raises((ValueError, TooFewClients)):
             scene.terms(announced, **{field: value})
+
+
+def test_the_next_key_erases_seeds_also_if_the_process_ends_at_any_point() -> None:
+    """Whoever has the store after a key was announced has no seeds of the round before."""
+    for ends in range(4):
+        scene = Scene()
+        server, there = delivered(scene, range(2))
+        server.receive(2, scene.upload(2, server))
+        server.delivered({helper: there[helper].receive(data) for helper, data in server.deliver().items()})
+
+        class Ending(dict[str, bytes]):
+            left = ends
+
+            def _step(self) -> None:
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                self.left -= 1
+
+            def __setitem__(self, name: str, value: bytes) -> None:
+                self._step()
+                super().__setitem__(name, value)
+
+            def __delitem__(self, name: str) -> None:
+                self._step()
+                super().__delitem__(name)
+
+        store = Ending(scene.stores[0])
+        assert sum(name.startswith("uploads/") for name in store) == 2
+        try:
+            scene.helper(0, store).announcement(2)
+        except KeyboardInterrupt:
+            store.left = 100
+        assert scene.helper(0, store).announcement(2)
+        assert not any(name.startswith("uploads/") for name in store)
