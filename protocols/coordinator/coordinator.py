@@ -98,7 +98,7 @@ class Coordinator:
     @property
     def largest_request(self) -> int:
         """The most bytes of a request now; a transport need not read more."""
-        return max(self.rounds.largest_upload, 1 << 18) + c.ENVELOPE_BYTES
+        return self.rounds.largest_upload + c.ENVELOPE_BYTES
 
     async def receive(self, data: bytes) -> bytes:
         """The answer to a client's request, whatever its bytes. Raises `OSError` if the state cannot be written."""

@@ -9,7 +9,8 @@ big-endian. Frames are numbered from 0. The marker is secret, so that no value t
 
 Guarantee: after `commit` returns, its changes survive the end of the process and a loss of power; changes of one `add` are there together
 or not at all. An incomplete last frame was never answered for: it is dropped. A damaged frame before a whole one is refused by name
-(`DamagedLog`). Damage to the last frame alone looks like an incomplete write. After a failed write the log takes no more.
+(`DamagedLog`). Damage to the last frame alone looks like an incomplete write. After a failed write the log neither takes nor
+gives values, because they may not be on the disk.
 Reveals: the folder is as secret as what is kept in it. Source: ours; write-ahead logs after Gray and Reuter 1992, chapter 9.
 """
 
@@ -138,22 +139,29 @@ class FolderLog(MutableMapping[str, bytes]):
             raise
 
     def __repr__(self) -> str:
-        return f"FolderLog({str(self.path)!r}, {len(self)} values)"
+        return f"FolderLog({str(self.path)!r})"
 
     def close(self) -> None:
         """Let go of the folder. What was added and not committed is lost."""
-        for file in (self._file, self._lock):
-            if file >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(file)
-        self._file = self._lock = -1
-        self._failed = True
+        with self._writer, self._mutex:  # not while another thread writes
+            self._failed = True
+            for file in (self._file, self._lock):
+                if file >= 0:
+                    with contextlib.suppress(OSError):
+                        os.close(file)
+            self._file = self._lock = -1
+
+    def _check(self) -> None:
+        """Raises `OSError` after a failed write: values that were added are perhaps not on the disk, so nothing may follow from them."""
+        if self._failed:
+            raise OSError(f"{self.path}: is closed, or a write failed; start again")
 
     # --- values
 
     def add(self, changes: Mapping[str, bytes | None]) -> None:
         """Changes that become durable together, at the next `commit`; None drops a name. They are read back from now on."""
         with self._mutex:
+            self._check()
             self._added.append(dict(changes))
             self._fresh |= changes
             self.added += 1
@@ -162,25 +170,30 @@ class FolderLog(MutableMapping[str, bytes]):
         """Make all that was added durable. Raises `OSError`, then and ever after, if that fails."""
         with self._writer:
             with self._mutex:
+                self._check()
                 added, self._added, upto = self._added, [], self.added
-            if self._failed:
-                raise OSError(f"{self.path}: takes no more after a failed write; start again")
-            self._failed = True  # until all is written
-            while added:
-                batch: dict[str, bytes | None] = {}
-                size = 0
-                while added and size < _FRAME_BYTES:
-                    changes = added.pop(0)
-                    batch |= changes
-                    size += sum(len(value or b"") for value in changes.values())
-                self._append(batch)
-            if self._used - self._live > self._live + _SLACK_BYTES:
-                self._rewrite()
-            self._failed = False
+            try:
+                self._store(added)
+            except BaseException:
+                self._failed = True
+                raise
             self.committed = upto
+
+    def _store(self, added: list[dict[str, bytes | None]]) -> None:
+        while added:
+            batch: dict[str, bytes | None] = {}
+            size = 0
+            while added and size < _FRAME_BYTES:
+                changes = added.pop(0)
+                batch |= changes
+                size += sum(len(value or b"") for value in changes.values())
+            self._append(batch)
+        if self._used - self._live > self._live + _SLACK_BYTES:
+            self._rewrite()
 
     def __getitem__(self, name: str) -> bytes:
         with self._mutex:
+            self._check()
             if name in self._fresh:
                 value = self._fresh[name]
                 if value is None:
@@ -204,10 +217,12 @@ class FolderLog(MutableMapping[str, bytes]):
 
     def __contains__(self, name: object) -> bool:
         with self._mutex:
+            self._check()
             return self._fresh[name] is not None if name in self._fresh else name in self._index
 
     def __iter__(self) -> Iterator[str]:
         with self._mutex:
+            self._check()
             names = [name for name in self._index if name not in self._fresh]
             names += [name for name, value in self._fresh.items() if value is not None]
         return iter(names)

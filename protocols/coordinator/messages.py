@@ -29,7 +29,8 @@ __all__ = [
 ENVELOPE_BYTES = 1 << 10
 _ASK = "cflpriv coordinator v1 ask"
 Code = Annotated[str, Meta(max_length=64)]
-Seconds = Annotated[float, Meta(ge=0)]
+MOST_SECONDS = 1e6
+Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 
 
 class WorkPoll(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ Each method enters what it decides into the log, and the caller commits the log 
 answers to clients, messages to helpers, results. A new process over the same folder goes on where the last one was, at any point.
 
     session, roster, round       what sums belong to; the roster that is current; the round, with the roster that it began with
+    largest                      the most bytes of an upload to any sum so far
     wish/DIGEST                  requests to join or to renew a key
     slot/ROUND.SUM/open          an attempt at a sum, and slot/ROUND.SUM/NUMBER its events
     slot/ROUND.SUM/done          how it ended; takes the place of its events, and goes after `kept_rounds` later rounds
@@ -217,7 +218,8 @@ class SumRounds:
         )  # fmt: skip
         opened = AttemptOpened(label, len(before), terms, tuple(sorted(announced.items())), roster, cohort, closes)
         self.attempts[terms.slot] = SumAttempt(opened)
-        self.log.add({f"slot/{_name(terms.slot)}/open": codec.encode(opened)})
+        largest = max(self.largest_upload, m.upload_limit(terms))
+        self.log.add({f"slot/{_name(terms.slot)}/open": codec.encode(opened), "largest": largest.to_bytes(8, "big")})
         self._report("attempt", terms.slot, label=label, attempt=len(before), invited=len(cohort), helpers=list(terms.present))
         return terms.slot
 
@@ -272,8 +274,8 @@ class SumRounds:
 
     @property
     def largest_upload(self) -> int:
-        """The most bytes of an upload to any sum that is under way."""
-        return max((m.upload_limit(attempt.opened.terms) for attempt in self.attempts.values()), default=1 << 18)
+        """The most bytes of an upload to any sum so far: late ones get an answer, too."""
+        return int.from_bytes(self.log.get("largest", b""), "big")
 
     def receive(self, data: bytes, now: float) -> bytes:
         """The answer to a request of a client, whatever its bytes. Commit the log before the answer leaves."""
@@ -315,7 +317,7 @@ class SumRounds:
                 continue
             if message.client not in attempt.digests and message.version <= opened.roster.version:
                 newer = message.version < opened.roster.version
-                return c.SumInvited(attempt.invite, opened.closes - now, self._roster_data() if newer else b"")
+                return c.SumInvited(attempt.invite, min(opened.closes - now, c.MOST_SECONDS), self._roster_data() if newer else b"")
         return self._wait("idle", message.version)
 
     def _upload(self, message: c.SendUpload, now: float) -> c.FromCoordinator:

@@ -382,6 +382,40 @@ def test_what_a_coordinator_refuses(tmp_path: Path) -> None:
     federation.close()
 
 
+def test_a_late_upload_gets_an_answer_however_large_it_is(tmp_path: Path) -> None:
+    """Also after a restart, when no sum is under way, and in the end when its round is forgotten."""
+    federation = Federation(tmp_path, limits=CoordinatorLimits(retry_seconds=0.02, kept_rounds=0))
+    plan, large = SumPlan((0, 1, 2, 3), (MODEL,), 100_000, 1.0), Contribution(np.zeros(100_000))
+
+    async def play() -> None:
+        async with federation.start() as server:
+            clients = [federation.client(number) for number in range(4)]
+            task = asyncio.create_task(server.sum(0, plan, seconds=1.0))
+            while not server.rounds.attempts:
+                await asyncio.sleep(0.01)
+            for number, client in enumerate(clients):
+                given = client.answered(await server.receive(client.request()))
+                assert isinstance(given, UploadTask)
+                client.enter(given, Policy(SESSION, "active", MODEL, names=(0,)), large)
+                if number < 3:
+                    assert client.answered(await server.receive(client.request())) == UploadSettled((0, 0), "")
+            await task
+        async with federation.start() as server:
+            late = clients[3].request()
+            assert len(late) <= server.largest_request
+            assert c.decode_from_coordinator(await server.receive(late)) == c.RequestRefused("too-late")
+            with pytest.raises(TooFewClients):
+                await server.sum(1, PLAN, seconds=0.0)
+            assert len(late) <= server.largest_request
+            assert clients[3].answered(await server.receive(late)) == UploadSettled((0, 0), "old-slot")
+            assert clients[3].request() != late
+            for client in clients:
+                client.close()
+
+    _run(play())
+    federation.close()
+
+
 def test_keys_and_clients_come_and_go_between_rounds(tmp_path: Path) -> None:
     roster = Roster(ROSTER.keys[:4], ROSTER.holder, ROSTER.others)
     federation = Federation(tmp_path, roster=roster)

@@ -1,6 +1,8 @@
 """The log: what was committed is there, a torn end is dropped, damage before a whole record is refused by name."""
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -128,22 +130,49 @@ def test_a_folder_has_one_process(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode & 0o002 == 0
 
 
-def test_after_a_failed_write_a_log_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def full(file: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_after_a_failed_write_a_log_neither_takes_nor_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was added is perhaps not on the disk: nothing may follow from it."""
     log = FolderLog(tmp_path)
     log["a"] = b"1"
     with monkeypatch.context() as patch:
-
-        def full(file: int) -> None:
-            raise OSError(28, "No space left on device")
-
         patch.setattr(log_module, "_flush", full)
         with pytest.raises(OSError, match="No space"):
             log["b"] = b"2"
-    with pytest.raises(OSError, match="takes no more after a failed write"):
-        log["c"] = b"3"
+    calls: list[Callable[[], object]] = [
+        lambda: log["a"], lambda: log.get("b"), lambda: "a" in log, lambda: list(log), lambda: log.add({"c": b"3"}), log.commit,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(OSError, match="is closed, or a write failed; start again"):
+            call()
     log.close()
-    assert "c" not in contents(tmp_path)
     assert contents(tmp_path)["a"] == b"1"
+
+
+def test_closing_waits_for_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, writing, go_on = FolderLog(tmp_path), threading.Event(), threading.Event()
+
+    def slow(file: int) -> None:
+        writing.set()
+        assert go_on.wait(10)
+        os.fstat(file)
+
+    monkeypatch.setattr(log_module, "_flush", slow)
+    log.add({"a": b"1"})
+    writer, closer = threading.Thread(target=log.commit), threading.Thread(target=log.close)
+    writer.start()
+    assert writing.wait(10)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive()
+    go_on.set()
+    writer.join(10)
+    closer.join(10)
+    assert log.committed == 1
+    assert contents(tmp_path) == {"a": b"1"}
 
 
 def test_replaced_values_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """What clients and helpers refuse, and what a helper's record outlives."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from cflpriv.protocols.coordinator import FolderLog
+from cflpriv.protocols.coordinator import log as log_module
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from cflpriv.protocols.one_message import (
     Contribution,
@@ -330,3 +333,27 @@ def test_the_next_key_erases_seeds_also_if_the_process_ends_at_any_point() -> No
             store.left = 100
         assert scene.helper(0, store).announcement(2)
         assert not any(name.startswith("uploads/") for name in store)
+
+
+def test_a_helper_whose_disk_is_full_signs_nothing_that_it_could_forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same question again must not find the set in memory."""
+    scene = Scene()
+    log = FolderLog(tmp_path)
+    helper = scene.helper(0, log)
+    announced = {0: helper.announcement(1), **scene.announced(1, present=(1, 2, 3))}
+    server = scene.server(scene.terms(announced), announced)
+    for client in range(5):
+        server.receive(client, scene.upload(client, server))
+    helper.receive(server.deliver()[0])
+    close = m.encode(m.CloseSet(server.terms, m.ids(range(5))))
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module, "_flush", full)
+        with pytest.raises(OSError, match="No space"):
+            helper.receive(close)
+    with pytest.raises(OSError, match="start again"):
+        helper.receive(close)
+    log.close()
