@@ -74,7 +74,11 @@ class UploadAccepted(msgspec.Struct, frozen=True, array_like=True, tag=15, forbi
 
 
 class RequestRefused(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):
-    """Coordinator: the request is refused for good."""
+    """Coordinator: the request is refused for good.
+
+    `code`: "malformed", "bad-signature", "not-invited", "too-late", "second-message" (another upload is stored), "wrong-slot",
+    "old-slot" (its round is forgotten), "too-many-clients", or "not-on-roster" for a key to renew.
+    """
 
     code: Code
 
@@ -96,7 +100,8 @@ class AskHelper(msgspec.Struct, frozen=True, array_like=True, tag=18, forbid_unk
 
 
 class HelperAnswer(msgspec.Struct, frozen=True, array_like=True, tag=19, forbid_unknown_fields=True):
-    """Helper: its answer, or the code of a refusal."""
+    """Helper: its answer, or the code of a refusal: one of `one_message.Helper`, "bad-signature" for a question that is not by its
+    coordinator, "old-roster", "not-on-roster" or "wrong-helper"."""
 
     code: Code
     message: bytes

@@ -28,7 +28,7 @@ def play(folder: Path, seed: int, rate: float | None = None) -> tuple[World, lis
     return world, codes
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**63 - 1))
 def test_sums_survive_kills_at_any_point(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     play(tmp_path_factory.mktemp("world"), seed)

@@ -79,12 +79,17 @@ class Disk:
             raise Killed
         os.write(file, data)
         if self._dies("before a flush"):
-            lost = self.random.randrange(len(data) + 1) if self.random.random() < 0.5 else 0
-            os.ftruncate(file, max(os.fstat(file).st_size - lost, 0))
             raise Killed
 
+    def lose(self, path: Path) -> None:
+        """The power goes off: what was not flushed may be lost."""
+        if path.exists():
+            kept, size = self._flushed.get(path.stat().st_ino, 0), path.stat().st_size
+            if size > kept and self.random.random() < 0.7:
+                os.truncate(path, self.random.randrange(kept, size + 1))
+
     def _flush(self, file: int) -> None:
-        os.fstat(file)
+        self._flushed[os.fstat(file).st_ino] = os.fstat(file).st_size
         if self._dies("after a flush"):
             raise Killed
 
@@ -155,6 +160,7 @@ class World:
         process = self.parties.pop((party, number), None)
         if process is not None:
             (process.log if party == "coordinator" else process._log).close()
+        self.disk.lose(self.folder / f"{party}{number}" / "log")
 
     def close(self) -> None:
         for party, number in list(self.parties):
