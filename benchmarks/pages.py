@@ -130,8 +130,7 @@ A *ratio* is that of one run: the two sides take turns in one process, one intra
 unless a row names a busy machine. It is the median of the pairs; above 1 ours is quicker. *Range*: the smallest and the largest pair.
 *Asked*: the limit that was set before; some rows miss it.
 
-Elsewhere: [secure aggregation](secure_aggregation.md#measured) (`python -m benchmarks secagg`, with flwr installed),
-[the test for groups](clustering.md#crossfit).
+Elsewhere: [the test for groups](clustering.md#crossfit).
 """
 
 _DEVICE = """

@@ -146,9 +146,9 @@ class Helper:
         message = m.KeyAnnouncement(self.number, self._policy.session, number, hpke.public_key(seed), bytes(64))
         signed = msgspec.structs.replace(message, signature=sign(self._identity, m.KEY, *m.key_parts(self._roster, message)))
         fresh = _Key(number, seed, m.encode(signed))
-        self._store["key"] = codec.encode(fresh)
         for name in [name for name in self._store if name.startswith("uploads/")]:
-            del self._store[name]
+            del self._store[name]  # first: who is killed here erases the rest when asked again
+        self._store["key"] = codec.encode(fresh)
         return fresh.announcement
 
     @property

@@ -304,7 +304,7 @@ class HelpedServer:
     def _settle(self, group: Group, votes: dict[int, bytes]) -> None:
         """Subtracts the masks of a group on which its helpers agree. Otherwise its seeds are asked for again."""
         digests = list(votes.values())
-        top = max(set(digests), key=digests.count)
+        top = max(sorted(set(digests)), key=digests.count)  # the same in every process
         asked = [helper for helper, (send, check) in self._asked.items() if group in (*send, *check)]
         certain = digests.count(top) > self.terms.colluding
         if len(set(digests)) > 1 and not certain:

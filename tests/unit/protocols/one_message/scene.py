@@ -1,6 +1,6 @@
 """Parties of a sum in one message for tests: clients, helpers over stores that outlive them, and terms."""
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -79,7 +79,7 @@ class Scene:
         for number in range(self.helpers):
             self.stores.setdefault(number, {})
 
-    def helper(self, number: int, store: dict[str, bytes] | None = None) -> Helper:
+    def helper(self, number: int, store: MutableMapping[str, bytes] | None = None) -> Helper:
         """A helper over its store, as a new process would make it."""
         return Helper(self.holders[number], self.roster, self.policy, self.stores[number] if store is None else store)
 

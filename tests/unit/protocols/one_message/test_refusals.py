@@ -1,11 +1,14 @@
 """What clients and helpers refuse, and what a helper's record outlives."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from cflpriv.protocols.coordinator import FolderLog
+from cflpriv.protocols.coordinator import log as log_module
 from cflpriv.protocols.errors import LocalError, MalformedMessage, RemoteError, TooFewClients
 from cflpriv.protocols.one_message import (
     Contribution,
@@ -296,3 +299,61 @@ def test_misuse() -> None:
     for field, value in (("clients", 2), ("dimension", 0), ("clip", -1.0), ("colluding", 4), ("min_cohort", 1)):
         with pytest.raises((ValueError, TooFewClients)):
             scene.terms(announced, **{field: value})
+
+
+def test_the_next_key_erases_seeds_also_if_the_process_ends_at_any_point() -> None:
+    """Whoever has the store after a key was announced has no seeds of the round before."""
+    for ends in range(4):
+        scene = Scene()
+        server, there = delivered(scene, range(2))
+        server.receive(2, scene.upload(2, server))
+        server.delivered({helper: there[helper].receive(data) for helper, data in server.deliver().items()})
+
+        class Ending(dict[str, bytes]):
+            left = ends
+
+            def _step(self) -> None:
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                self.left -= 1
+
+            def __setitem__(self, name: str, value: bytes) -> None:
+                self._step()
+                super().__setitem__(name, value)
+
+            def __delitem__(self, name: str) -> None:
+                self._step()
+                super().__delitem__(name)
+
+        store = Ending(scene.stores[0])
+        assert sum(name.startswith("uploads/") for name in store) == 2
+        try:
+            scene.helper(0, store).announcement(2)
+        except KeyboardInterrupt:
+            store.left = 100
+        assert scene.helper(0, store).announcement(2)
+        assert not any(name.startswith("uploads/") for name in store)
+
+
+def test_a_helper_whose_disk_is_full_signs_nothing_that_it_could_forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same question again must not find the set in memory."""
+    scene = Scene()
+    log = FolderLog(tmp_path)
+    helper = scene.helper(0, log)
+    announced = {0: helper.announcement(1), **scene.announced(1, present=(1, 2, 3))}
+    server = scene.server(scene.terms(announced), announced)
+    for client in range(5):
+        server.receive(client, scene.upload(client, server))
+    helper.receive(server.deliver()[0])
+    close = m.encode(m.CloseSet(server.terms, m.ids(range(5))))
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_module, "_flush", full)
+        with pytest.raises(OSError, match="No space"):
+            helper.receive(close)
+    with pytest.raises(OSError, match="start again"):
+        helper.receive(close)
+    log.close()

@@ -1,0 +1,1 @@
+"""Tests of `cflpriv.protocols.coordinator`; `world` holds what they share."""

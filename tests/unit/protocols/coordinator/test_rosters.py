@@ -1,0 +1,92 @@
+"""Versions of the roster, and requests to be on it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cflpriv.protocols import codec
+from cflpriv.protocols.coordinator import applied, join, read_roster_version, removed, renew, sign_roster
+from cflpriv.protocols.coordinator import messages as c
+from cflpriv.protocols.coordinator.rosters import RosterVersion, taken
+from cflpriv.protocols.entropy import public_entropy
+from cflpriv.protocols.errors import MalformedMessage, RemoteError
+from cflpriv.protocols.keys import Identity, Roster
+
+from .world import AUTHORITY, COORDINATOR, HOLDERS, IDENTITIES, ROSTER
+
+NEW = Identity.create(0, public_entropy("a new party"))
+PUBLIC = AUTHORITY.public()
+
+
+def _refused(code: str, call: Any, *values: Any) -> None:
+    with pytest.raises(RemoteError) as caught:
+        call(*values)
+    assert caught.value.code == code
+
+
+def test_a_version_needs_the_signature_of_the_authority() -> None:
+    signed = sign_roster(AUTHORITY, 3, ROSTER)
+    message = read_roster_version(signed, PUBLIC)
+    assert (message.version, message.roster) == (3, ROSTER)
+    _refused("bad-signature", read_roster_version, sign_roster(COORDINATOR, 3, ROSTER), PUBLIC)
+    changes: list[dict[str, Any]] = [{"version": 4}, {"keys": ROSTER.keys[:-1]}, {"holders": ROSTER.holders[:-1]}, {"holders": ()}]
+    for change in changes:
+        _refused("bad-signature", read_roster_version, codec.encode(msgspec.structs.replace(message, **change)), PUBLIC)
+    twice = RosterVersion(1, (ROSTER.keys[0], ROSTER.keys[0]), (), bytes(64))
+    _refused("malformed", read_roster_version, codec.encode(twice), PUBLIC)
+
+
+def test_versions_go_up() -> None:
+    first, second = sign_roster(AUTHORITY, 1, ROSTER), sign_roster(AUTHORITY, 2, removed(ROSTER, 0))
+    assert taken(b"", first, PUBLIC) == first
+    assert taken(first, first, PUBLIC) == first
+    assert taken(first, second, PUBLIC) == second
+    _refused("old-roster", taken, second, first, PUBLIC)
+    _refused("old-roster", taken, second, sign_roster(AUTHORITY, 2, ROSTER), PUBLIC)
+
+
+def test_clients_keep_their_numbers() -> None:
+    later = applied(ROSTER, [join(NEW, "site 7"), renew(IDENTITIES[2], Identity.create(2)), renew(HOLDERS[1], Identity.create(0))])
+    assert later.keys[-1] == NEW.public()
+    assert [place for place, key in enumerate(ROSTER.keys) if later.keys[place] != key] == [2]
+    assert [place for place, key in enumerate(ROSTER.holders) if later.holders[place] != key] == [1]
+    gone = removed(later, 0)
+    assert len(gone.keys) == len(later.keys)
+    assert gone.keys[1:] == later.keys[1:]
+    assert gone.keys[0] != later.keys[0]
+
+
+def test_requests_need_the_secrets_of_their_keys() -> None:
+    stranger = Identity.create(0)
+    stolen = msgspec.structs.replace(join(stranger, "x"), key=NEW.public())
+    other_name = msgspec.structs.replace(join(NEW, "x"), name="y")
+    taken_over = msgspec.structs.replace(renew(stranger, NEW), old=IDENTITIES[0].public())
+    unowned = msgspec.structs.replace(renew(IDENTITIES[0], stranger), new=NEW.public())
+    for request in (stolen, other_name, taken_over, unowned):
+        _refused("bad-signature", applied, ROSTER, [request])
+    with pytest.raises(ValueError, match="the old key is not on it"):
+        applied(ROSTER, [renew(stranger, NEW)])
+    with pytest.raises(ValueError, match="the new key is on it already"):
+        applied(ROSTER, [join(IDENTITIES[0], "again")])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(noise: bytes) -> None:
+    for data in (noise, codec.HEADER + noise):
+        for decode in (
+            c.decode_from_coordinator,
+            lambda data: c.decode_to_coordinator(data, 1 << 20),
+            lambda data: c.decode_ask(data, COORDINATOR.public()),
+            lambda data: c.decode_helper_answer(data, 1 << 20),
+            lambda data: read_roster_version(data, PUBLIC),
+        ):
+            with pytest.raises(MalformedMessage):
+                decode(data)
+
+
+def test_a_roster_without_holders_is_one() -> None:
+    roster = Roster(ROSTER.keys)
+    assert read_roster_version(sign_roster(AUTHORITY, 1, roster), PUBLIC).roster == roster
