@@ -53,7 +53,7 @@ def served_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     """Whether the subject's clients are served better than by one model for all and by each client alone, with the same seed."""
     question = "Are clients served better?"
     if (nothing := _learned_nothing(subject)) is not None:
-        return Answer(question, "bad", "Learned nothing", nothing, _majority(subject), "✗")
+        return Answer(question, "bad", "Learned nothing", nothing, _majority(subject).partition(". ")[2], "✗")
     others = _others(subject, runs)
     text, small = _figures(subject, others), [_price(subject, runs), _majority(subject)]
     if _goodness(subject) == -math.inf:
@@ -201,7 +201,7 @@ def groups_of(run: RunFiles) -> Answer:
             "none",
             "None found",
             f"The test's answer: {answer}. One model is trained for all." if k == 1 else text,
-            f"{tested[:1].upper()}{tested[1:]}.",
+            f"Tested: {tested}.",
         )
     rule = str(measured.get("rule") or "the algorithm's own rule")
     scores = (measured.get("evidence") or {}).get("silhouettes") or {}

@@ -65,7 +65,7 @@ def _useless(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer]
         return None
     return Step(
         "Train longer, and look at what each class gets",
-        f"{_run(subject, at)} --set training.rounds={2 * subject.summary['rounds_planned']}",
+        _run(subject, at, f"training.rounds={2 * subject.summary['rounds_planned']}", to="longer"),
     )
 
 
@@ -73,8 +73,8 @@ def _leaking(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer]
     for adversary, leak in leaks_in(subject.audited).items():
         remedy = subject.audited.about.remedies.get(str(leak["attack"]))
         if remedy is not None:
-            changes = " ".join(f"--set {_quoted(change)}" for change in remedy[1])
-            return Step(f"Against the leak to {adversary_words(adversary)}: {remedy[0]}", f"{_run(subject, at)} {changes}")
+            command = _run(subject, at, *remedy[1], to="protected")
+            return Step(f"Against the leak to {adversary_words(adversary)}: {remedy[0]}", command)
     return None
 
 
@@ -85,7 +85,7 @@ def _untested(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer
     if subject.audited.cells is None:
         if subject.config.get("run", {}).get("record") in ("full", "attackable"):
             return Step("Test what leaks", f"cflpriv audit {_quoted(at(subject))}")
-        return Step("Record the messages, then audit the run", f"{_run(subject, at)} --set run.record=full")
+        return Step("Record the messages, then audit the run", _run(subject, at, "run.record=full", to="recorded"))
     others = f"the other {len(about.attacks_left)} attacks" if about.attacks_left else "all attacks"
     return Step(f"Run {others}: nothing is known of what they would find", f"cflpriv audit {_quoted(at(subject))}")
 
@@ -103,11 +103,14 @@ def _seeds(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], 
     if len(seeds) >= FEWEST_SEEDS:
         return None
     words = f"Run {FEWEST_SEEDS} seeds or more: {len(seeds)} cannot tell a small difference from chance"
-    return Step(words, f"{_run(subject, at)} --set run.seed={max(map(int, seeds)) + 1}")
+    seed = max(map(int, seeds)) + 1
+    return Step(words, _run(subject, at, f"run.seed={seed}", to=f"seed{seed}"))
 
 
-def _run(run: RunFiles, at: Place) -> str:
-    return f"cflpriv run {_quoted(at(run) + '/config.toml')}"
+def _run(run: RunFiles, at: Place, *changes: str, to: str) -> str:
+    """The run again with changed keys, into a folder beside its own."""
+    set_ = " ".join(f"--set {_quoted(change)}" for change in changes)
+    return f"cflpriv run {_quoted(at(run) + '/config.toml')} {set_} --out {_quoted(f'{at(run)}-{to}')}"
 
 
 def _quoted(words: str) -> str:

@@ -62,7 +62,11 @@ def kind_of(summary: Mapping[str, Any]) -> Kind:
 def method_words(summary: Mapping[str, Any]) -> str:
     """What a run trained, with its ε."""
     kind, name = kind_of(summary), str(summary["algorithm"])
-    words = {"clusters": "Clusters", "alone": "Each client alone", "no groups": "One model for all" if name in ONE_MODEL else "No groups"}
+    words = {
+        "clusters": "One model, no groups found" if summary["clusters"] == 1 else "Clusters",
+        "alone": "Each client alone",
+        "no groups": "One model for all" if name in ONE_MODEL else "No groups",
+    }
     return ", ".join(filter(None, (words[kind], epsilon_words(summary))))
 
 
