@@ -111,7 +111,8 @@ def test_the_researcher_finds_the_groups(tmp_path: Path) -> None:
     printed = run_blocks(page_of("researcher"), tmp_path)
     clustered, one_model, private, noisy = re.findall(r"^\w+, protection .*accuracy ([\d.]+) %", printed, re.MULTILINE)
     assert printed.count("2 clusters of 2 true groups, ARI 1.000") >= 2
-    assert float(noisy) > 50
+    assert printed.count("1 cluster of 2 true groups") >= 2, "noise hides the groups, and one model serves neither"
+    assert abs(float(noisy) - 50) < 10  # as by chance: of 8 runs the mean was 49.8, the deviation .6
     assert "epsilon 8 of 8 spent at delta 0.0001" in printed
     assert float(clustered) > float(one_model) + 10
     assert abs(float(clustered) - float(private)) < 1
