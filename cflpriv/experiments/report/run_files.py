@@ -146,15 +146,12 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def group_names(measured: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[int, str]:
-    """The names of the true groups by number: of the data, or of what was done to them; "group 3" for one without."""
+    """The names of the true groups by number, by what was done to the images; "group 3" where nothing was."""
     numbers = sorted({int(group) for group in ((measured or {}).get("truth") or {}).values()})
-    given = (measured or {}).get("group_names") or []
     turns = config.get("data", {}).get("rotations") or []
     turned = len(turns) == len(numbers) and all(isinstance(turn, int) for turn in turns)
 
     def name(number: int) -> str:
-        if number < len(given):
-            return str(given[number])
         if turned and 0 <= number < len(turns):
             return f"turned by {turns[number]}°" if turns[number] % 360 else "upright"
         return f"group {number}"
