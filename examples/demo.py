@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from cflpriv import InputError, load_config, run_experiment
 from cflpriv.attacks.audit import audit_run
@@ -26,6 +27,17 @@ RUNS = {
 }
 
 
+def compared(out: Path) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Make and audit the runs; of each its name, its summary, and the attacked likeness of average images by adversary."""
+    table = []
+    for name, (file, changes) in RUNS.items():
+        summary = run_experiment(load_config(HERE / file, changes), out / name, report=print)
+        is_pacfl = summary["algorithm"] == "pacfl"
+        cells = audit_run(out / name, attacks=["signature_inversion"], budget="quick", report=print) if is_pacfl else []
+        table.append((name, summary, {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}))
+    return table
+
+
 def main() -> None:
     began = time.perf_counter()
     if OUT.exists() and not (OUT / ".demo").exists():
@@ -33,13 +45,7 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     (OUT / ".demo").touch()
-    table = []
-    for name, (file, changes) in RUNS.items():
-        summary = run_experiment(load_config(HERE / file, changes), OUT / name, report=print)
-        is_pacfl = summary["algorithm"] == "pacfl"
-        cells = audit_run(OUT / name, attacks=["signature_inversion"], budget="quick", report=print) if is_pacfl else []
-        seen = {cell.adversary: cell for cell in cells if cell.metric == "mean_image_cosine"}
-        table.append((name, summary, seen))
+    table = compared(OUT)
     print()
     print(
         f"{'run':<12}{'accuracy':>10}{'worst':>8}{'own model':>11}{'clusters':>10}{'ARI':>7}   attacker's image: cosine with the real one"

@@ -31,12 +31,14 @@ OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one `adversary` learns, for people. `attack` names that of the sentence; it and `reduces` are empty without a leak."""
+    """What one `adversary` learns, for people. `attack` names that of the sentence, `learns` what it finds out; without a leak these and
+    `reduces` are empty."""
 
     adversary: str
     sentence: str
     reduces: str = ""
     attack: str = ""
+    learns: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,7 +93,7 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
         adversary, f"{_spoken(adversary)}{_known(worst)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
-        _reduced(leaks, remedies), worst.attack,
+        _reduced(leaks, remedies), worst.attack, learned,
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def _round(settings: RRClusterSettings, federation: Federation, state: RrCluster
         return state, RoundRecord(federation.round, tuple(cohort), None, {"unchanged_clusters": list(range(k))})
     sizes = np.maximum(total.count * (total.shares @ moves), smallest)
     notes = {
-        "sizes": [float(size) for size in sizes], "moved": float(1 - _staying(total.shares, moves)), "unchanged_clusters": [],
+        "sizes": [float(size) for size in sizes], "share_moved": float(1 - _staying(total.shares, moves)), "unchanged_clusters": [],
         "clipped_clients": total.clipped,
     }  # fmt: skip
     after = RrClusterState(moved_by(state.models, total.sums, sizes), total.shares)

@@ -25,7 +25,9 @@ class Page(HTMLParser):
         self.classes: Counter[str] = Counter()
         self.tables: list[list[list[str]]] = []
         self.words = ""
+        self.unfolded = ""
         self._open: list[str] = []
+        self._folds: list[bool] = []
         self.feed(text)
         self.close()
         assert self._open == []
@@ -35,6 +37,8 @@ class Page(HTMLParser):
         self.tags[tag] += 1
         self.classes.update((given.get("class") or "").split())
         self.links += [str(value) for key, value in attrs if key in ("href", "src", "srcset", "action", "data")]
+        if tag == "details":
+            self._folds.append("open" not in given)
         if tag == "img":
             self.images.append(given)
         if tag == "table":
@@ -48,15 +52,23 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
+        if tag == "details":
+            self._folds.pop()
 
     def handle_data(self, data: str) -> None:
         if "style" in self._open:
             return
         self.words += " " + " ".join(data.split())
+        if not any(self._folds[: len(self._folds) - ("summary" in self._open)]):  # the title of a fold is read, too
+            self.unfolded += " " + " ".join(data.split())
         if "h2" in self._open:
             self.headings.append(data)
-        if {"td", "th"} & set(self._open):
+        if {"td", "th"} & set(self._open) and "caption" not in self._open:
             self.tables[-1][-1][-1] += f" {data.strip()}"
+
+    def tables_with(self, *heads: str) -> list[list[list[str]]]:
+        """The tables whose first columns have these heads."""
+        return [table for table in self.tables if [cell.strip() for cell in table[0][: len(heads)]] == list(heads)]
 
 
 def page_of(folder: Path) -> Page:

@@ -23,6 +23,9 @@ _PROTECTION = (
     'sum = "secagg"',
     'gram = ["haar"]',
     "",
+    "[run]",
+    'record = "full"                 # keeps what is sent, so that `cflpriv audit` can attack it',
+    "",
 )
 _PRIVACY = (
     '#[privacy]                      # also hide each sample: needs a public range for each number above, and no blank = "own"',

@@ -13,27 +13,38 @@ from ...types import Array
 from .audit_words import STATUS, least_comforting
 from .pictures import CUT, new_figure, style, uri
 from .run_files import Audited
+from .run_names import adversary_words
 
 __all__ = ["attack_matrix", "label_histograms", "leakage"]
 
 
+COVERAGE = "coverage"
+"""The entry of an audit that counts what none of its attacks read."""
+MOST_COLUMNS = 5
+"""Runs beside each other in a table, which has at most six columns."""
+
+
 def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
-    """Columns (audit, protection), rows (attack, metric, adversary, clients known) -> cells, numbered notes, and the matrix of attacks."""
-    columns: dict[tuple[int, str], dict[str, str]] = {}
-    rows: dict[tuple[str, str, str, int], dict[tuple[int, str], list[dict[str, Any]]]] = {}
+    """What a page prints of audits: matrices of attacks, at most five audits beside each other, all figures of each, numbered notes, and
+    the statuses that occur. The matrices pass over the list of what no attack read, unless there is nothing else."""
     notes: dict[str, int] = {}
-    for i, audited in enumerate(audits):
+    tables = []
+    for audited in audits:
+        cells = []
         for cell in audited.cells or ():
-            column = (i, str(cell["protection"]))
-            columns[column] = {"protection": column[1], "run": audited.label}
-            row = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), cell.get("k_known") or 0)
             note = str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
-            rows.setdefault(row, {}).setdefault(column, []).append({**cell, "number": number, "seeds": len(cell.get("seeds") or ())})
-    lower = {row: any(cell.get("lower_is_better") for group in cells.values() for cell in group) for row, cells in rows.items()}
-    lines = [{"row": row, "lower": lower[row], "cells": [cells.get(column, []) for column in columns]} for row, cells in rows.items()]
-    matrix = attack_matrix([(audited.column, audited.label, audited.cells or ()) for audited in audits])
-    return {"columns": list(columns.values()), "lines": lines, "notes": list(notes), "matrix": matrix}
+            cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(str(cell["adversary"]))})
+        tables.append({"label": f"{audited.column} · {audited.label}", "cells": cells})
+    matrices = []
+    for start in range(0, len(audits), MOST_COLUMNS):
+        some = audits[start : start + MOST_COLUMNS]
+        attacks = [[cell for cell in audited.cells or () if cell["attack"] != COVERAGE] or audited.cells or () for audited in some]
+        beside = [(audited.column, audited.label, cells) for audited, cells in zip(some, attacks, strict=True)]
+        left = [None if audited.about.attacks_left is None else len(audited.about.attacks_left) for audited in some]
+        matrices.append(attack_matrix(beside) | {"left": left})
+    occurring = {str(cell["status"]) for audited in audits for cell in audited.cells or ()}
+    return {"tables": tables, "notes": list(notes), "matrices": matrices, "statuses": [code for code in STATUS if code in occurring]}
 
 
 def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:

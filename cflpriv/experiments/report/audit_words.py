@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["ACTIVE_STATUS", "ORDER", "STATUS", "least_comforting", "metric_words"]
+__all__ = ["ACTIVE_STATUS", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words"]
 
 STATUS = {
     "leaks": "leaks", "evidence_doubtful": "evidence doubtful", "inconclusive": "inconclusive", "not_validated": "not validated",
@@ -11,6 +11,22 @@ STATUS = {
     "nothing_to_see": "nothing to see",
 }  # fmt: skip
 """Statuses for people, the least comforting first: unknown comes before harmless."""
+SIGNS = {
+    "leaks": "▲", "evidence_doubtful": "?", "inconclusive": "?", "not_validated": "?", "not_attempted": "○", "at_baseline": "✓",
+    "not_applicable": "–", "nothing_to_see": "–",
+}  # fmt: skip
+"""The sign before each status: it says what the colour says."""
+MEANINGS = {
+    "leaks": "clearly better than guessing, also among all figures of the audit, of which 5 % may err together",
+    "evidence_doubtful": "what was audited failed a check, so nothing is concluded",
+    "inconclusive": "neither a leak nor its absence is shown; more seeds may decide",
+    "not_validated": "the attack does not clearly work unprotected, or had too few seeds: its failure says nothing",
+    "not_attempted": "nothing is known: this attack cannot read what was sent, another might",
+    "at_baseline": "no better than guessing, by an attack that does work unprotected",
+    "not_applicable": "what was sent has not the form that this attack reads",
+    "nothing_to_see": "no number that was sent is of clients' data",
+}
+"""What each status means."""
 ACTIVE_STATUS = {
     "learned": "learned", "failed": "could not be run", "no_gain": "accepted without gain", "refused": "refused",
     "not_applicable": "not applicable",

@@ -1,14 +1,17 @@
 """The templates of reports: *.html of this folder, with the filters that they use."""
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .audit_words import STATUS, metric_words
+from .audit_words import MEANINGS, SIGNS, STATUS, metric_words
+from .run_names import adversary_words
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["templates"]
+__all__ = ["numbering", "templates"]
 
 
 def templates() -> "jinja2.Environment":
@@ -21,8 +24,28 @@ def templates() -> "jinja2.Environment":
     )  # fmt: skip
     made.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
     made.filters |= {"figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
-    made.globals["status"] = STATUS
+    made.filters |= {"adversary": adversary_words, "adversaries": _adversaries, "kilobytes": lambda size: f"{size / 1e3:,.0f} kB"}
+    made.globals |= {"status": STATUS, "signs": SIGNS, "meanings": MEANINGS, "numbered": numbering()}
     return made
+
+
+def _adversaries(names: str) -> str:
+    return ", ".join(adversary_words(name) for name in names.split(", "))
+
+
+def numbering() -> Callable[[int], str]:
+    """Numbers of the figures of a page, in the order in which they are asked for: 1a, 1b, … in section 1, and so on."""
+    last: Counter[int] = Counter()
+
+    def number(section: int) -> str:
+        last[section] += 1
+        letters, rest = "", last[section]
+        while rest:
+            rest, letter = divmod(rest - 1, 26)
+            letters = chr(ord("a") + letter) + letters
+        return f"{section}{letters}"
+
+    return number
 
 
 def _figure(value: float | None) -> str:

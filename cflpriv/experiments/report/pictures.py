@@ -10,7 +10,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours",
+    "WIDTH", "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours",
     "group_legend", "heatmap", "images_picture", "leaf_order", "left_title", "new_figure", "roc_picture", "rounds_picture", "shrunk",
     "style", "svg", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
 DASHES = ("-", "--", ":", "-.")
+WIDTH = 5.3
+"""Of most figures, in inches: two fit side by side, and one can be read on a phone."""
 INK, FAINT, CUT = "#1f2933", "#9aa5b1", "#D55E00"
 _SVG = "data:image/svg+xml;base64,"
-MODELS = ("shared or cluster model", "each client's last local model")
 PIXELS = 180
 """More clients than this are averaged to this many pixels a side."""
 DENSE = 300
@@ -49,7 +50,7 @@ class ClusteringEvidence:
     """What a clustering was decided on: `distance` (n, n) and/or `tree` (n − 1, 4), in the order of `clients` (n,).
 
     `labels` and `groups` (n,) are found clusters and true groups; None where these are unknown. `degrees`: distances are angles. `mark`
-    goes into the title.
+    goes into the title; `names` are those of the true groups.
     """
 
     clients: Array
@@ -61,6 +62,7 @@ class ClusteringEvidence:
     gap_ratio: float | None = None
     degrees: bool = True
     mark: str = ""
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -75,9 +77,11 @@ class Series:
     rounds: Array
     served: Array
     local: Array
+    clients: Array
     client_served: Array
     client_local: Array
     client_groups: Array
+    group_names: Mapping[int, str] = field(default_factory=dict)
 
 
 def shrunk(values: Array, side: int) -> Array:
@@ -98,7 +102,7 @@ def heatmap(evidence: ClusteringEvidence) -> str:
     order = leaves[np.argsort(evidence.labels[leaves], kind="stable")]
     values, n = evidence.distance[np.ix_(order, order)], len(order)
     with style():
-        figure = new_figure(5.3, 5.4)
+        figure = new_figure(WIDTH, 4.8)
         axes = figure.subplots()
         image = axes.imshow(shrunk(values, PIXELS), cmap="viridis", extent=(0, n, n, 0), interpolation="none")
         figure.colorbar(image, ax=axes, shrink=0.75, label=evidence.unit)
@@ -117,7 +121,7 @@ def heatmap(evidence: ClusteringEvidence) -> str:
         strip.tick_params(length=0)
         axes.set_yticks([])
         left_title(axes, "How far apart clients are", evidence.mark)
-        group_legend(figure, evidence.groups)
+        group_legend(figure, evidence.groups, evidence.names)
         return uri(figure)
 
 
@@ -145,7 +149,7 @@ def dendrogram(evidence: ClusteringEvidence) -> str:
     tree, n, leaves = evidence.tree, len(evidence.clients), leaf_order(evidence)
     look: dict[str, Any] = {"colors": INK, "linewidths": 0.6 if n > DENSE else 1.0, "rasterized": n > DENSE}
     with style():
-        figure = new_figure(5.3, 5.4)
+        figure = new_figure(WIDTH, 5.4)
         axes = figure.subplots()
         axes.add_collection(LineCollection(list(brackets(tree)), **look))
         top = max(float(tree[-1, 2]), evidence.height or 0.0) * 1.12 or 1.0
@@ -166,7 +170,7 @@ def dendrogram(evidence: ClusteringEvidence) -> str:
         strip.set_yticks([])
         client_ticks(strip, evidence.clients[leaves])
         left_title(axes, "Which clients merge first", evidence.mark)
-        group_legend(figure, evidence.groups)
+        group_legend(figure, evidence.groups, evidence.names)
         return uri(figure)
 
 
@@ -174,8 +178,8 @@ def by_clusters(silhouettes: Mapping[int, float], gap_ratios: Mapping[int, float
     """Mean silhouette and gap ratio for each number of clusters, with the number `k` that was taken."""
     panels = [("mean silhouette", silhouettes, None), ("gap ratio", gap_ratios, CLEAR_GAP)]
     with style():
-        figure = new_figure(5.3, 2.1)
-        for axes, (name, values, line) in zip(figure.subplots(1, 2), panels, strict=True):
+        figure = new_figure(WIDTH, 4.2)
+        for axes, (name, values, line) in zip(figure.subplots(2, 1), panels, strict=True):
             points = sorted((size, value) for size, value in values.items() if np.isfinite(value))
             axes.axvline(k, color=CUT, linestyle="--", linewidth=1.2)
             axes.plot([size for size, _ in points], [value for _, value in points], "o-", color=PALETTE[0], markersize=4)
@@ -190,52 +194,51 @@ def by_clusters(silhouettes: Mapping[int, float], gap_ratios: Mapping[int, float
         return uri(figure)
 
 
-def rounds_picture(runs: Sequence[Series], scale: float = 100, words: str = "mean accuracy over clients, %") -> str:
-    """Both scores per round, times `scale`, one line a run."""
-    rows = -(-len(runs) // 3)
+def rounds_picture(runs: Sequence[Series], local: bool = False, scale: float = 100, words: str = "mean accuracy of clients, %") -> str:
+    """A score per round, times `scale`, one line a run: of the deployed models, or of `local` ones."""
+    from matplotlib.ticker import MaxNLocator
+
     with style():
-        figure = new_figure(10.5, 3.6 + 0.22 * rows)
-        panels = figure.subplots(1, 2, sharey=True)
+        figure = new_figure(WIDTH, 3.0 + 0.2 * len(runs))
+        axes = figure.subplots()
         for i, run in enumerate(runs):
-            look = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)], "label": run.name}
+            values = run.local if local else run.served
+            known = np.isfinite(values)
+            look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
             width = 3.2 - 2.0 * i / max(1, len(runs) - 1)  # lines that coincide stay visible
-            for axes, values in zip(panels, (run.served, run.local), strict=True):
-                known = np.isfinite(values)
-                few = int(known.sum()) <= 3
-                axes.plot(run.rounds[known] + 1, scale * values[known], marker="o" if few else None, linewidth=width, **look)
-        for axes, name in zip(panels, MODELS, strict=True):
-            axes.set_title(name)
-            axes.set_xlabel("round")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        panels[0].set_ylabel(words)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(runs)), frameon=False)
+            axes.plot(run.rounds[known] + 1, scale * values[known], linewidth=width, label=run.name, **look)
+            if int(known.sum()) <= 3:
+                axes.plot(run.rounds[known] + 1, scale * values[known], "o", color=look["color"])
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(words)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=1, frameon=False)
         return uri(figure)
 
 
-def clients_picture(runs: Sequence[Series]) -> str:
-    """Accuracy of each client at the last evaluated round: a dot a client, sorted upwards within its run, coloured by true group where it
-    is known (−1: it is not)."""
+def clients_picture(runs: Sequence[Series], local: bool = False) -> str:
+    """Accuracy of each client at the last evaluated round, of the deployed or the `local` model: a dot a client, sorted upwards within its
+    run, coloured by true group where it is known (−1: it is not)."""
     everyone = np.concatenate([run.client_groups for run in runs])
     groups = everyone[everyone >= 0]
     palette = {-1: UNKNOWN, **dict(zip(np.unique(groups).tolist(), _palette(len(np.unique(groups))), strict=True))}
     dense = len(everyone) > DENSE
     with style():
-        figure = new_figure(10.5, 1.5 + 0.55 * len(runs))
-        panels = figure.subplots(1, 2, sharey=True, sharex=True)
-        for axes, name, which in zip(panels, MODELS, ("client_served", "client_local"), strict=True):
-            for i, run in enumerate(runs):
-                values = np.asarray(getattr(run, which))
-                order = [j for j in np.argsort(values, kind="stable") if np.isfinite(values[j])]
-                height = i + 0.32 - 0.64 * np.arange(len(order)) / max(1, len(order) - 1)
-                colours = [palette[int(run.client_groups[j])] for j in order]
-                axes.scatter(100 * values[order], height, s=16, c=colours, linewidths=0, alpha=0.9, rasterized=dense)
-                if order:
-                    axes.plot([100 * values[order].mean()] * 2, [i - 0.4, i + 0.4], color=INK, linewidth=1.6)
-            axes.set_title(name)
-            axes.set_xlabel("accuracy on the client's own test data, %")
-        panels[0].set_yticks(range(len(runs)), [run.name for run in runs])
-        panels[0].set_ylim(len(runs) - 0.45, -0.55)
-        group_legend(figure, groups)
+        figure = new_figure(WIDTH, 1.3 + 0.5 * len(runs))
+        axes = figure.subplots()
+        for i, run in enumerate(runs):
+            values = run.client_local if local else run.client_served
+            order = [j for j in np.argsort(values, kind="stable") if np.isfinite(values[j])]
+            height = i + 0.28 - 0.48 * np.arange(len(order)) / max(1, len(order) - 1)
+            colours = [palette[int(run.client_groups[j])] for j in order]
+            axes.scatter(100 * values[order], height, s=16, c=colours, linewidths=0, alpha=0.9, rasterized=dense)
+            if order:
+                axes.plot([100 * values[order].mean()] * 2, [i - 0.22, i + 0.32], color=INK, linewidth=1.6)
+            axes.annotate(run.name, (0, i - 0.3), xycoords=("axes fraction", "data"), fontsize=8, va="center")
+        axes.set_xlabel("accuracy on the client's own test data, %")
+        axes.set_yticks([])
+        axes.set_ylim(len(runs) - 0.5, -0.5)
+        group_legend(figure, groups, {number: name for run in runs for number, name in run.group_names.items()})
         return uri(figure)
 
 
@@ -286,7 +289,7 @@ def roc_picture(curves: Mapping[str, Array], others: int) -> str:
     """
     least = 1 / max(2, others)
     with style():
-        figure = new_figure(5.3, 4.2)
+        figure = new_figure(WIDTH, 4.2)
         axes = figure.subplots()
         axes.plot([least, 1], [least, 1], color=FAINT, linewidth=1, label="coin")
         for i, (name, (false, true)) in enumerate(curves.items()):
@@ -383,7 +386,7 @@ def group_colours(evidence: ClusteringEvidence) -> Array:
     return np.array([to_rgb(colour) for colour in _palette(len(known))])[inverse.reshape(-1)]
 
 
-def group_legend(figure: Figure, groups: Array | None) -> None:
+def group_legend(figure: Figure, groups: Array | None, names: Mapping[int, str]) -> None:
     """The colours of the true `groups` (n,), below a figure; nothing where they are unknown."""
     from matplotlib.patches import Patch
 
@@ -391,9 +394,13 @@ def group_legend(figure: Figure, groups: Array | None) -> None:
         return
     known = np.unique(groups)
     few = len(known) <= 12
-    patches = [Patch(color=colour, label=str(group)) for group, colour in zip(known, _palette(len(known)), strict=True)] if few else []
+    patches = (
+        [Patch(color=colour, label=names.get(int(group), str(group))) for group, colour in zip(known, _palette(len(known)), strict=True)]
+        if few
+        else []
+    )
     title = "true group" if few else f"{len(known)} true groups, a colour each"
-    options: dict[str, Any] = {"ncols": len(known), "handlelength": 0.9, "columnspacing": 0.9, "handletextpad": 0.4}
+    options: dict[str, Any] = {"ncols": min(6, len(known)), "handlelength": 0.9, "columnspacing": 0.9, "handletextpad": 0.4}
     legend = figure.legend(handles=patches, title=title, loc="outside lower center", frameon=False, **options)
     legend.get_title().set_fontsize(9)
 

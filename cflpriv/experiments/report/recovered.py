@@ -13,7 +13,8 @@ from .run_files import Audited, read_arrays, require
 
 __all__ = ["histograms", "recovered_images", "roc_curves"]
 
-SHOWN_CLIENTS = 8
+SHOWN_CLIENTS = 4
+"""So many fit beside each other on a phone."""
 METHODS = {"lira": "LiRA", "rmia": "RMIA", "loss": "loss threshold", "gradients": "gradients' regression"}
 """Methods of membership inference, as the report names them."""
 
@@ -108,4 +109,7 @@ def _few(audited: Audited, clients: Array) -> tuple[Array, list[str]]:
     groups = np.array([audited.groups.get(str(client), 0) for client in clients])
     order = np.argsort(groups, kind="stable")
     few = order[np.unique(np.linspace(0, len(clients) - 1, SHOWN_CLIENTS).round().astype(np.int64))]
-    return few, [f"client {clients[i]}" + (f"\ngroup {groups[i]}" if audited.groups else "") for i in few]
+    return few, [
+        f"client {clients[i]}" + (f"\n{audited.group_names.get(int(groups[i]), f'group {groups[i]}')}" if audited.groups else "")
+        for i in few
+    ]

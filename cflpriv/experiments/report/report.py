@@ -5,6 +5,7 @@ turn runs into what the template report.html prints; its text and the order of i
 runs and on other systems share.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,28 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from ...advice.words import advice_lines, mixture_line, without_advice
-from ...class_counts import as_counts
+from ...console import counted
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
 from ...placements import NAME, placement_text
-from ...streams import readable
 from ...types import Array
 from ..sweep.choose import FILE as CHOICE
 from ..sweep.choose import read_chosen
 from ..sweep.sweep import Sweep, sweep_of
 from . import pictures, tested_pictures
+from .answers import answers, cost_words, in_short, subject_of
 from .audit_report import leakage
 from .audit_words import ACTIVE_STATUS
+from .before import before_relying, place_of
 from .foreign_report import FOREIGN, write_foreign_report
-from .front import section, write_pictures
 from .page import templates
 from .privacy_report import privacy_section
 from .recovered import histograms, recovered_images, roc_curves
-from .run_files import RECOMPUTED, RunFiles, read_runs, require
+from .results import by_class, method_rows, numbers_of, score_pictures
+from .run_files import RECOMPUTED, RunFiles, read_runs
+from .run_names import kind_of, title
+from .sweep_report import section, write_pictures
 from .tables import write_table, write_tables
 from .tested import RunTests, released_words, tested_of
 
@@ -41,8 +44,8 @@ __all__ = ["write_report"]
 
 DETAILED = 8
 """The number of runs with pictures of their clustering and of recovered data. Other runs are only named, to keep the page small."""
-SHOWN_CLUSTERS = 30
-SHOWN_CLASSES = 30
+SHOWN_CLUSTERS, SHOWN_GROUPS = 30, 8
+KINDS = ("clusters", "no groups", "alone")
 
 
 def write_report(folder: Path) -> Path:
@@ -61,41 +64,18 @@ def write_report(folder: Path) -> Path:
     if sweep is not None:  # one seed stands for the others below the sweep's own tables
         first_seed = {cell.name for cell in sweep.cells if cell.seed == sweep.cells[0].seed}
         runs = [run for run in runs if run.name in first_seed] or runs
-    environment = templates()
-    detailed = runs[:DETAILED]
-    page = environment.get_template("report.html").render(
-        title=readable(folder.resolve().name),
-        sweep=None if sweep is None else Markup(_sweep_section(environment, folder, sweep)),
-        runs=runs,
-        total=len(everything),
-        unfinished=unfinished,
-        unverified=[
-            (run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in everything if run.problems
-        ],
-        unpoliced=[run.label for run in everything if run.summary.get("release_policy") == "off"],
-        undetailed=runs[DETAILED:],
-        leakage=leakage([run.audited for run in runs if run.audited.cells]),
-        missing=[run for run in runs if run.audited.cells is None],
-        verdicts=[run for run in runs if run.audited.verdicts],
-        actives=[run for run in runs if run.active],
-        active_words=ACTIVE_STATUS,
-        recovered=[shown for run in detailed for shown in recovered_images(run.audited)],
-        histograms=[shown for run in detailed for shown in histograms(run.audited)],
-        rocs=[shown for run in detailed for shown in roc_curves(run.audited)],
-        clusterings=[shown for run in detailed if (shown := _clustering(run)) is not None],
-        accuracy=_accuracy(runs),
-        privacy=privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
-        reveals=_reveals(runs),
-        notes=_notes(runs),
-        lost=_lost(runs),
-        by_class=[shown for run in detailed if (shown := _by_class(run)) is not None],
-        numbers=[shown for run in runs if (shown := _numbers(run)) is not None],
-        recomputed=RECOMPUTED,
-        truth_known=any(run.summary["true_groups"] is not None for run in runs),
-        advice=[(run.label, lines) for run in runs if (lines := _advice(run))],
-        placements=[(run.label, lines) for run in runs if (lines := _placements(run))],
-    )
+    subject = subject_of(runs)
+    runs = sorted(runs, key=lambda run: (run is not subject, KINDS.index(kind_of(run.summary)), run.name))
+    four = answers(runs)
+    shown = {
+        "title": title(runs), "runs": runs, "total": len(everything), "place": place_of(folder), "subject": subject,
+        "answers": four, "in_short": in_short(runs, four), "steps": before_relying(folder, runs, four), "meta": _meta(everything),
+        "unfinished": unfinished, "unverified": _unverified(everything),
+        "unpoliced": [run.label for run in everything if run.summary.get("release_policy") == "off"],
+        **_detailed(runs, subject),
+    }  # fmt: skip
     try:
+        page = _sweep_page(folder, sweep, shown) if sweep is not None else templates().get_template("report.html").render(shown)
         write_table(folder / "results.csv", _scalars(everything))
         write_atomically(folder / "report.html", page)
     except OSError as error:
@@ -103,16 +83,65 @@ def write_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _sweep_section(environment: Any, folder: Path, sweep: Sweep) -> str:
-    """The sweep's section of the page; its tables and pictures are written beside it."""
+def _meta(runs: Sequence[RunFiles]) -> str:
+    """What the answers rest on, in a line below the title."""
+    seeds = {run.config.get("run", {}).get("seed", 0) for run in runs}
+    rounds = sorted({int(run.summary["rounds"]) for run in runs})
+    parts = [
+        f"{counted(len(runs), 'run')}{' compared' if len(runs) > 1 else ''}",
+        counted(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds",
+        counted(len(seeds), "seed"),
+        "files unchanged ✓" if not any(run.problems for run in runs) else "files changed ▲",
+    ]
+    return " · ".join(parts)
+
+
+def _unverified(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
+    """The label and the problems of each run whose files do not verify."""
+    return [(run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in runs if run.problems]
+
+
+def _detailed(runs: Sequence[RunFiles], subject: RunFiles) -> dict[str, Any]:
+    """What the sections below the first screen print: pictures of the first `DETAILED` runs, tables of all."""
+    detailed = list(runs[:DETAILED])
+    audited = [run.audited for run in runs if run.audited.cells]
+    return {
+        "costs_words": cost_words(subject, runs),
+        "undetailed": runs[DETAILED:],
+        "methods": method_rows(runs),
+        "leakage": leakage(audited),
+        "missing": [run for run in runs if run.audited.cells is None and kind_of(run.summary) != "alone"],
+        "verdicts": [run for run in runs if run.audited.verdicts],
+        "actives": [run for run in runs if run.active],
+        "active_words": ACTIVE_STATUS,
+        "recovered": [shown for run in detailed for shown in recovered_images(run.audited)],
+        "histograms": [shown for run in detailed for shown in histograms(run.audited)],
+        "rocs": [shown for run in detailed for shown in roc_curves(run.audited)],
+        "clusterings": [shown for run in detailed if (shown := _clustering(run)) is not None],
+        "scores": score_pictures(runs),
+        "privacy": privacy_section([(run.label, run.folder, run.summary, run.rounds) for run in detailed]),
+        "reveals": _reveals(runs),
+        "notes": _notes(runs),
+        "lost": _lost(runs),
+        "by_class": [shown for run in detailed if (shown := by_class(run)) is not None],
+        "numbers": [shown for run in runs if (shown := numbers_of(run)) is not None],
+        "recomputed": RECOMPUTED,
+        "truth_known": any(run.summary["true_groups"] is not None for run in runs),
+        "advice": [(run.label, lines) for run in runs if (lines := _advice(run))],
+        "placements": [(run.label, lines) for run in runs if (lines := _placements(run))],
+    }
+
+
+def _sweep_page(folder: Path, sweep: Sweep, shown: Mapping[str, Any]) -> str:
+    """The page of a sweep; its tables and pictures are written beside it."""
     write_tables(folder, sweep)
-    if sweep.choose is None:
-        name, shown = "sweep.html", section(folder, sweep)
-        write_pictures(folder, shown)
-    else:
+    if sweep.choose is not None:
         made = read_chosen(folder / CHOICE)
-        name, shown = "choice.html", {"chosen": made and made[0]}
-    text: str = environment.get_template(name).render(shown)
+        own: dict[str, Any] = {"chosen": made and made[0]}
+    else:
+        own = section(folder, sweep)
+        write_pictures(folder, own)
+    text: str = templates().get_template("choice.html" if sweep.choose is not None else "sweep.html").render({**shown, **own})
     return text
 
 
@@ -150,32 +179,6 @@ def _scalars(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
-
-
-def _by_class(run: RunFiles) -> dict[str, Any] | None:
-    """The table of samples by true and predicted class, of up to SHOWN_CLASSES classes; None for a run that has no such counts."""
-    path, by_class = run.folder / "summary.json", run.summary.get("by_class")
-    if not by_class:
-        return None
-    try:
-        counts = as_counts(np.array(by_class["counts"], dtype=np.float64))
-        clusters = {name: cluster["balanced_accuracy"] for name, cluster in by_class.get("clusters", {}).items()}
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: is damaged ('by_class': {error})") from None
-    if counts is None:
-        return None
-    names = (run.measured or {}).get("class_names") or list(map(str, range(len(counts.samples))))
-    shown = [label for label in range(len(counts.samples)) if counts.samples[label] or counts.predictions[label]][:SHOWN_CLASSES]
-    require(len(names) == len(counts.samples), path, "'by_class' has another number of classes than measured.json")
-    rows = [
-        {
-            "name": names[i], "samples": int(counts.samples[i]), "recall": float(counts.recalls[i]) if counts.samples[i] else None,
-            "counts": [int(counts.predictions[i])] if counts.matrix is None else [int(counts.matrix[i, j]) for j in shown],
-        }
-        for i in shown
-    ]  # fmt: skip
-    columns = [] if counts.matrix is None else [names[j] for j in shown]
-    return {"label": run.label, "rows": rows, "columns": columns, "clusters": clusters, "open": bool(run.summary.get("warnings"))}
 
 
 def _advice(run: RunFiles) -> list[str]:
@@ -232,7 +235,7 @@ def _clustering(run: RunFiles) -> dict[str, Any] | None:
         "n": len(labels),
         "k": k,
         "true": None if groups is None else len(np.unique(groups)),
-        "table": _contingency(labels, groups),
+        "table": _contingency(labels, groups, run.group_names),
     }
 
 
@@ -250,85 +253,22 @@ def _tested(run: RunFiles, tested: RunTests, k: int) -> dict[str, Any]:
     }
 
 
-def _contingency(labels: Array, groups: Array | None) -> dict[str, Any]:
-    """Clients per cluster and true group, the largest SHOWN_CLUSTERS of either; `share` of the cluster's size colours a cell. Without
-    known groups the sizes of the clusters alone."""
-    groups, by_group = (np.zeros(len(labels)), False) if groups is None else (groups, True)
-    clusters, columns = _largest(labels), _largest(groups) if by_group else np.zeros(0)
+def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str]) -> dict[str, Any]:
+    """The clients of each cluster by true group, the largest SHOWN_CLUSTERS; without known groups the sizes of the clusters alone."""
+    clusters = _largest(labels)
     rows = []
     for label in clusters:
-        inside, size = groups[labels == label], int((labels == label).sum())
-        counts = [int((inside == group).sum()) for group in columns]
-        rows.append({"label": int(label), "cells": [{"count": count, "share": count / size} for count in counts], "size": size})
-    left_out = len(np.unique(labels)) - len(clusters), len(np.unique(groups)) - len(columns) if by_group else 0
-    return {"groups": columns.tolist(), "rows": rows, "left_out": left_out}
+        inside = [] if groups is None else groups[labels == label].tolist()
+        counts = sorted(Counter(inside).items(), key=lambda entry: (-entry[1], entry[0]))
+        words = ", ".join(f"{count} {names.get(int(group), f'group {group}')}" for group, count in counts[:SHOWN_GROUPS])
+        more = f", and {len(counts) - SHOWN_GROUPS} groups more" if len(counts) > SHOWN_GROUPS else ""
+        rows.append({"label": int(label), "size": int((labels == label).sum()), "groups": words + more})
+    return {"rows": rows, "left_out": len(np.unique(labels)) - len(clusters)}
 
 
 def _largest(values: Array) -> Array:
     names, sizes = np.unique(values, return_counts=True)
     return np.asarray(names[np.sort(np.argsort(-sizes, kind="stable")[:SHOWN_CLUSTERS])])
-
-
-def _accuracy(runs: Sequence[RunFiles]) -> dict[str, str | None]:
-    series = [_series(run) for run in runs]
-    per_round = [run for run in series if len(run.rounds)]
-    per_client = [run for run in series if len(run.client_served)]
-    return {
-        "rounds": pictures.rounds_picture(per_round) if per_round else None,
-        "clients": pictures.clients_picture(per_client) if per_client else None,
-        "numbers": _r2_picture(runs),
-    }
-
-
-def _r2_picture(runs: Sequence[RunFiles]) -> str | None:
-    """R² per round of the runs whose labels are numbers."""
-    none = np.empty(0)
-    series = []
-    for run in runs:
-        if rows := [row for row in run.rounds if row.get("r2") is not None]:
-            rounds, served = np.array([row["round"] for row in rows]), _floats([row["r2"] for row in rows])
-            series.append(pictures.Series(run.label, rounds, served, _floats([row.get("local_r2") for row in rows]), none, none, none))
-    return pictures.rounds_picture(series, 1.0, "R² of all test samples") if series else None
-
-
-def _numbers(run: RunFiles) -> dict[str, Any] | None:
-    """The errors of a run whose labels are numbers, of all clients and by cluster; None for classes."""
-    if run.summary.get("error_mean") is None:
-        return None
-    numbers = run.summary.get("numbers") or {}
-    try:
-        clusters = [
-            (name, own["r2"], own["root_mean_square_error"], int(own["count"])) for name, own in numbers.get("clusters", {}).items()
-        ]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"{run.folder / 'summary.json'}: is damaged ('numbers': {error})") from None
-    return {"label": run.label, "s": run.summary, "clusters": clusters}
-
-
-def _series(run: RunFiles) -> pictures.Series:
-    rows = [row for row in run.rounds if row.get("accuracy_mean") is not None or row.get("local_accuracy_mean") is not None]
-    path = run.folder / "rounds.jsonl"
-    last: Mapping[str, Any] = next((row["per_client"] for row in reversed(rows) if row.get("per_client")), {})
-    truth = (run.measured or {}).get("truth", {})
-    try:
-        series = pictures.Series(
-            run.label,
-            np.array([row["round"] for row in rows]),
-            served=_floats([row.get("accuracy_mean") for row in rows]),
-            local=_floats([row.get("local_accuracy_mean") for row in rows]),
-            client_served=_floats(last.get("accuracy", [])),
-            client_local=_floats(last.get("local_accuracy", [])),
-            client_groups=np.array([truth.get(str(client), -1) for client in last.get("clients", [])], dtype=np.int64),
-        )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: is damaged ({error})") from None
-    fits = len(series.client_served) == len(series.client_local) == len(series.client_groups)
-    require(fits, path, "'per_client' has lists of different lengths")
-    return series
-
-
-def _floats(values: Sequence[float | None]) -> Array:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _reveals(runs: Sequence[RunFiles]) -> list[dict[str, str]]:

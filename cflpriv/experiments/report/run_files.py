@@ -21,8 +21,12 @@ from ...types import Array
 from ..run.verify import verify
 from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import ClusteringEvidence
+from .run_names import protection_words
 
-__all__ = ["RECOMPUTED", "Audited", "RunFiles", "audit_cells", "parsed", "read_arrays", "read_audit", "read_run", "read_runs", "require"]
+__all__ = [
+    "RECOMPUTED", "AboutAudit", "Audited", "RunFiles", "about_audit", "audit_cells", "group_names", "parsed", "read_arrays", "read_audit",
+    "read_run", "read_runs", "require",
+]  # fmt: skip
 
 RECOMPUTED = "recomputed by the experimenter from the data: the server did not see this"
 _INT, _MAYBE = (int,), (int, float, type(None))
@@ -35,11 +39,22 @@ NEEDED: dict[str, tuple[type, ...]] = {
 """What the page reads of a summary.json, and its types."""
 
 
+@dataclass(frozen=True)
+class AboutAudit:
+    """What an audit states of itself: sentences, the attacks that it ran and left out (None: it does not say), and what the run's
+    configuration accepts against an attack: words, and changes of keys."""
+
+    lines: tuple[str, ...] = ()
+    attacks_run: tuple[str, ...] = ()
+    attacks_left: tuple[str, ...] | None = None
+    remedies: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class Audited:
     """What an audit left in a folder. `cells` is None where there was none; `groups` are clients' true groups, where there are any.
 
-    `heading` and `label` name it on the page, and `column` in tables. `lines` are what it states of itself (`audit_lines`).
+    `heading` and `label` name it on the page, and `column` in tables. `about` is what it states of itself.
     """
 
     folder: Path
@@ -49,7 +64,8 @@ class Audited:
     cells: Sequence[Mapping[str, Any]] | None
     verdicts: Sequence[Mapping[str, str]] = ()
     groups: Mapping[str, int] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()
+    group_names: dict[int, str] = field(default_factory=dict)
+    about: AboutAudit = AboutAudit()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +88,11 @@ class RunFiles:
     def name(self) -> str:
         return readable(self.folder.resolve().name)
 
+    @property
+    def group_names(self) -> dict[int, str]:
+        """The names of the true groups by number; empty where they are unknown."""
+        return self.audited.group_names
+
 
 def read_runs(folder: Path) -> tuple[list[RunFiles], list[str]]:
     """The runs of a folder, labelled, and the names of run folders that hold no summary (still running, or ended by force)."""
@@ -82,10 +103,16 @@ def read_runs(folder: Path) -> tuple[list[RunFiles], list[str]]:
     if not inside:
         raise InputError(f"{folder}: is no run folder and holds none (no summary.json in it or in the folders right below)")
     runs = [read_run(path) for path in inside]
-    names = [f"{run.summary['algorithm']} · {run.summary['protection']}" for run in runs]
+    names = [_labelled(run.summary, run.config) for run in runs]
     labels = [name if names.count(name) == 1 else f"{name} ({run.name})" for name, run in zip(names, runs, strict=True)]
     unfinished = sorted(path.name for path in folder.iterdir() if (path / "config.toml").is_file() and path not in inside)
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)], unfinished
+
+
+def _labelled(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The algorithm, the protection and the ε of a run."""
+    guarantee = "" if summary["epsilon"] is None else f" · ε = {summary['epsilon']:.3g}"
+    return f"{summary['algorithm']} · {protection_words(summary, config)}{guarantee}"
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -99,22 +126,37 @@ def read_run(folder: Path) -> RunFiles:
     active = _active(folder / "active_audit.json")
     measured = parsed(folder / "measured.json") if (folder / "measured.json").exists() else None
     config = parsed(folder / "config.toml", tomllib.loads)
-    evidence, path = None, folder / "measured.json"
+    evidence, path, names = None, folder / "measured.json", dict[int, str]()
     try:
+        names = group_names(measured, config)
         if measured is not None and measured["labels"]:
             known = not summary["true_groups"] or set(measured["labels"]) <= set(measured["truth"])
             require(known, path, "has labels for clients without a true group")
-            evidence = _evidence(folder / "evidence.npz", measured, config) if (folder / "evidence.npz").exists() else None
+            evidence = _evidence(folder / "evidence.npz", measured, config, names) if (folder / "evidence.npz").exists() else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
     rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
-    protection, label = str(summary["protection"]), f"{summary['algorithm']} ({readable(folder.resolve().name)})"
-    truth, lines = (measured or {}).get("truth", {}), audit_lines(folder / "audit.json")
-    audited = Audited(folder, f"Protection {protection}", label, protection, cells, verdicts, truth, lines)
+    protection, label = protection_words(summary, config), f"{summary['algorithm']} ({readable(folder.resolve().name)})"
+    truth, about = (measured or {}).get("truth", {}), about_audit(folder / "audit.json")
+    audited = Audited(folder, f"Protection: {protection}", label, protection, cells, verdicts, truth, names, about)
     return RunFiles(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
+
+
+def group_names(measured: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[int, str]:
+    """The names of the true groups by number, by what was done to the images; "group 3" where nothing was."""
+    numbers = sorted({int(group) for group in ((measured or {}).get("truth") or {}).values()})
+    turns = config.get("data", {}).get("rotations") or []
+    turned = len(turns) == len(numbers) and all(isinstance(turn, int) for turn in turns)
+
+    def name(number: int) -> str:
+        if turned and 0 <= number < len(turns):
+            return f"turned by {turns[number]}°" if turns[number] % 360 else "upright"
+        return f"group {number}"
+
+    return {number: name(number) for number in numbers}
 
 
 def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping[str, str]]]:
@@ -133,13 +175,15 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
     return cells, verdicts
 
 
-def audit_lines(path: Path) -> tuple[str, ...]:
-    """What an audit.json states of itself, a sentence each: when and by which software, what was not run, the risks, the samples that stand
-    out. Empty for one of an earlier version. Raises `InputError` naming a file that is damaged."""
+def about_audit(path: Path) -> AboutAudit:
+    """What an audit.json states of itself: when and by which software, what was not run, the risks, the samples that stand out.
+
+    Empty for one of an earlier version. Raises `InputError` naming a file that is damaged.
+    """
     audit = parsed(path) if path.exists() else {}
     about = audit.get("about") if isinstance(audit, dict) else None
     if not about:
-        return ()
+        return AboutAudit()
     try:
         made, missing = about["software"], about["not_run"]["adversaries"]
         seeds = f"{len(about['seeds'])} seed{'s' if len(about['seeds']) > 1 else ''}"
@@ -154,9 +198,14 @@ def audit_lines(path: Path) -> tuple[str, ...]:
         for adversary in dict.fromkeys(entry["adversary"] for entry in audit.get("most_exposed", ())):
             first = [f"client {e['client']}, row {e['row']}" for e in audit["most_exposed"] if e["adversary"] == adversary][:FIRST_EXPOSED]
             lines.append(f"Training samples that stand out most to {adversary} (rows from 0; audit.json lists more): {'; '.join(first)}.")
+        remedies = {
+            str(attack): (str(remedy["words"]), tuple(map(str, remedy["changes"])))
+            for attack, remedy in audit.get("remedies_accepted", {}).items()
+        }
+        attacks = tuple(map(str, about["attacks"])), tuple(map(str, about["not_run"]["attacks"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
-    return tuple(map(str, lines))
+    return AboutAudit(tuple(map(str, lines)), *attacks, remedies)
 
 
 FIRST_EXPOSED = 5
@@ -209,7 +258,7 @@ def _check_cell(cell: Any, path: Path) -> None:
     require(arrays is None or (isinstance(arrays, str) and Path(arrays).name == arrays), path, f"arrays = {arrays!r} is no file name")
 
 
-def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]) -> ClusteringEvidence | None:
+def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any], names: Mapping[int, str]) -> ClusteringEvidence | None:
     arrays, scalars = read_arrays(path), measured["evidence"]
     clients = np.array(scalars["clients"], dtype=np.int64)
     n, distance, tree = len(clients), arrays.get("distance"), arrays.get("tree")
@@ -227,6 +276,7 @@ def _evidence(path: Path, measured: Mapping[str, Any], config: Mapping[str, Any]
         height=scalars.get("height"),
         gap_ratio=scalars.get("gap_ratio"),
         degrees=_angular(config.get("algorithm", {})),
+        names=names,
         mark=RECOMPUTED.replace(": ", ":\n") if measured.get("evidence_source") == "recomputed" else "",
     )
 

@@ -13,6 +13,7 @@ from .pictures import (
     FAINT,
     INK,
     PALETTE,
+    WIDTH,
     ClusteringEvidence,
     brackets,
     client_ticks,
@@ -35,7 +36,7 @@ EIGENVALUES = 60
 """The number of eigenvalues drawn, plus as many as are needed to show the first eigenvalues below the edge."""
 ANNOTATED = 12
 """So many tests are written into the tree: the first, then those of most clients. All are in the table below it."""
-LETTER, LINE = 0.0062, 0.062
+LETTER, LINE = 0.0082, 0.062
 """The width of a letter and the height of a line in the tree's axes, as shares of them."""
 
 
@@ -46,7 +47,7 @@ def spectrum(tested: RunTests, mark: str = "") -> str:
     shown = tested.spectrum[: max(EIGENVALUES, tested.above + 20)]
     rank, edge, above = np.arange(1, len(shown) + 1), tested.edge, shown > tested.edge
     with style():
-        figure = new_figure(5.3, 5.4)
+        figure = new_figure(WIDTH, 4.8)
         axes = figure.subplots()
         axes.axhline(0.0, color=FAINT, linewidth=0.8)
         axes.axhline(edge, color=CUT, linestyle="--", linewidth=1.5)
@@ -82,7 +83,7 @@ def tree(evidence: ClusteringEvidence, tested: RunTests) -> str:
     drawn = brackets(evidence.tree)
     highest = float(evidence.tree[-1, 2]) or 1.0
     with style():
-        figure = new_figure(10.5, 4.9)
+        figure = new_figure(1.5 * WIDTH, 4.9)
         axes = figure.subplots()
         thin = n > DENSE
         axes.add_collection(LineCollection(list(drawn), colors=INK, linewidths=0.6 if thin else 1.0, rasterized=thin))
@@ -101,7 +102,7 @@ def tree(evidence: ClusteringEvidence, tested: RunTests) -> str:
         axes.set_xticks([])
         _strips(axes, evidence, order)
         left_title(axes, "Ward's tree in these directions, with the tests", evidence.mark.replace("\n", " "))
-        group_legend(figure, evidence.groups)
+        group_legend(figure, evidence.groups, evidence.names)
         return uri(figure)
 
 

@@ -79,7 +79,7 @@ def test_a_standard_audit_has_seeds_intervals_and_references(run: Path) -> None:
     assert statuses["server+1", "signature_inversion", "mean_image_cosine"] == "leaks"
     assert statuses["server", "cluster_identity", "group_accuracy"] == "leaks"
     page = write_report(run).read_text(encoding="utf-8")
-    assert "What attackers learn" in page
+    assert "What leaks, and to whom?" in page
     assert 'class="matrix"' in page
 
 

@@ -180,4 +180,4 @@ def test_the_folder_its_verification_and_its_report(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     page = write_report(folder).read_text(encoding="utf-8")
     assert f"{summary['r2']:.3g}" in page
-    assert "label a number" in page
+    assert "Error of the mean label" in page

@@ -111,7 +111,9 @@ def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
     page = Page((updates_folder / "report.html").read_text(encoding="utf-8"))
     audit = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))
     first = audit["verdicts"][0]["sentence"]
-    assert page.headings == ["What is learned", "Figures", "Labels: true and inferred", "What was assumed"]
+    assert page.headings == ["1 · What leaks, and to whom?", "2 · Can the evidence be trusted?", "3 · What was assumed?"]
+    assert "▲ Leaks to the server" in page.unfolded
+    assert "Labels: true and inferred" in page.unfolded
     assert page.words.index(first[1:]) < page.words.index("All figures of the audit")
     assert all(words in page.words for words in audit["assumed"].values())
     assert audit["assumed"]["Local training"] == "SGD at rate 0.1, 2 epoch(s), batches of 12, batch normalisation, if any, by the batch"
@@ -137,7 +139,7 @@ def test_recovered_images_stand_beside_the_truth(tmp_path: Path) -> None:
     finally:
         MODELS.pop("resnet?", None)
     page = page_of(place)
-    assert "Recovered images" in page.headings
+    assert "Recovered images" in page.unfolded
     assert pictures_of(page)[0].count("<image") == 9
     assert "a<b" in page.words
     (place / "audit.json").write_text(json.dumps({"cells": [], "assumed": {"Model": 3}}), encoding="utf-8")

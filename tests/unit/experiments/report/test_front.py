@@ -17,7 +17,6 @@ from cflpriv.errors import InputError
 from cflpriv.experiments.report import pictures
 from cflpriv.experiments.report.front import (
     Result,
-    epsilon_picture,
     front_rows,
     mean_of,
     on_front,
@@ -26,6 +25,7 @@ from cflpriv.experiments.report.front import (
     table_rows,
     unmarked,
 )
+from cflpriv.experiments.report.front_pictures import epsilon_picture
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.report.tables import write_tables
 from cflpriv.experiments.sweep.sweep import Sweep, parse_sweep
@@ -264,7 +264,7 @@ def test_the_files_hold_every_run_and_setting(sweep_folder: Path) -> None:
 def test_the_report_shows_the_sweep_and_says_what_would_make_it_wrong(sweep_folder: Path) -> None:
     (sweep_folder / "failed" / "pacfl-haar-s1.json").write_text('{"cell": "pacfl-haar-s1", "error": "<b>broke</b>"}', encoding="utf-8")
     page = write_report(sweep_folder).read_text(encoding="utf-8")
-    for words in ("The sweep", "Left and up is better", "What would make it wrong", "Utility against ε", "What it costs", "&lt;b&gt;broke"):
+    for words in ("Left and up is better", "What would make it wrong", "Utility against ε", "Megabytes and seconds", "&lt;b&gt;broke"):
         assert words in page
     assert "<b>broke" not in page
     assert "http:" not in page.replace("http://www.w3.org", "")

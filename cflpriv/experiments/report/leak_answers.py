@@ -1,0 +1,116 @@
+"""What leaks, and to whom: the answer that follows from an audit.
+
+An attack that was not attempted, or that does not work unprotected, never counts as a sign of safety: "no leak seen" needs every attack of
+the suite, settled for every adversary.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .answer import Answer, listed, upper
+from .audit_words import metric_words
+from .run_files import Audited
+from .run_names import adversary_words
+
+__all__ = ["audit_answer", "leak_sentence", "leaks_in"]
+
+SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
+"""Statuses that leave no question open about a figure."""
+ADVERSARY_ORDER = ("outsider", "released", "client", "key-holder", "server", "active-server")
+"""From who sees least; a server with helpers comes after all of these."""
+
+
+def audit_answer(audited: Audited) -> Answer:
+    """What an audit found, the leak to whoever sees least first. Anything that is open keeps the answer open."""
+    question, cells = "What leaks, and to whom?", audited.cells
+    if not cells:
+        return Answer(question, "open", "Not tested", "No attack was run, so nothing is known of what leaks.")
+    if doubtful := next((cell for cell in cells if cell["status"] == "evidence_doubtful"), None):
+        return Answer(question, "open", "Evidence doubtful", f"Nothing is concluded: {doubtful.get('note') or 'a check failed'}.")
+    adversaries = sorted({str(cell["adversary"]) for cell in cells}, key=_sees)
+    small, leaking = _extent(audited), leaks_in(audited)
+    if leaking:
+        learned: dict[str, list[str]] = {}
+        for name, leak in leaking.items():
+            learned.setdefault(_learns(audited, leak), []).append(name)
+        sentences = [_leak_words(names, words, leaking[names[0]]) for words, names in learned.items()]
+        if unknown := [adversary_words(name) for name in adversaries if name not in leaking and not _settled(cells, name)]:
+            sentences.append(f"Not all is known of {listed(unknown)}.")
+        return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
+    open_ = [name for name in adversaries if not _settled(cells, name)]
+    if all(cell["status"] in ("not_attempted", "not_applicable", "nothing_to_see") for cell in cells):
+        return Answer(question, "open", "Not tested", "No attack that was run can read what was sent; another might.", small)
+    if open_ or audited.about.attacks_left != ():
+        return Answer(question, "open", "No leak seen yet", f"The attacks that were tested found none. {_open_words(cells)}".strip(), small)
+    return Answer(question, "good", "No leak seen", "Every attack of the suite does no better than guessing. A stronger one may.", small)
+
+
+def _leak_words(names: Sequence[str], learned: str, leak: Mapping[str, Any]) -> str:
+    who = upper(listed([adversary_words(name) for name in names]))
+    return f"{who} learn{'s' if len(names) == 1 else ''} {learned} ({_figure(leak)})."
+
+
+def leaks_in(audited: Audited) -> dict[str, Mapping[str, Any]]:
+    """The leak to each adversary that has one, that of the audit's verdict, by adversary: who sees least comes first."""
+    named = {verdict["adversary"]: verdict.get("attack") for verdict in audited.verdicts}
+    leaks: dict[str, Mapping[str, Any]] = {}
+    for cell in audited.cells or ():
+        name = str(cell["adversary"])
+        if cell["status"] == "leaks" and (name not in leaks or leaks[name]["attack"] != named.get(name) == cell["attack"]):
+            leaks[name] = cell
+    return dict(sorted(leaks.items(), key=lambda entry: _sees(entry[0])))
+
+
+def _sees(adversary: str) -> tuple[int, int]:
+    name, _, helpers = adversary.partition("+")
+    place = ADVERSARY_ORDER.index(name) if name in ADVERSARY_ORDER else len(ADVERSARY_ORDER)
+    return (place if not helpers else len(ADVERSARY_ORDER) + 1, int(helpers) if helpers.isdigit() else 0)
+
+
+def _settled(cells: Sequence[Mapping[str, Any]], adversary: str) -> bool:
+    return all(cell["status"] in SETTLED for cell in cells if cell["adversary"] == adversary)
+
+
+def _learns(audited: Audited, leak: Mapping[str, Any]) -> str:
+    named = ((verdict["adversary"], verdict.get("attack"), verdict.get("learns")) for verdict in audited.verdicts)
+    known = [words for adversary, attack, words in named if (adversary, attack) == (leak["adversary"], leak["attack"]) and words]
+    return known[0] if known else f"something by {str(leak['attack']).replace('_', ' ')}"
+
+
+def _figure(cell: Mapping[str, Any]) -> str:
+    value, guess = cell["value"], cell["baseline"]
+    beside = "" if guess is None else f", guessing {guess:.2f}"
+    return metric_words(cell) if value is None else f"{metric_words(cell)} {value:.2f}{beside}"
+
+
+def _open_words(cells: Sequence[Mapping[str, Any]]) -> str:
+    names = dict.fromkeys(str(cell["attack"]).replace("_", " ") for cell in cells if cell["status"] not in SETTLED)
+    return f"Open: {', '.join(list(names)[:4])}{', …' if len(names) > 4 else ''}." if names else ""
+
+
+def _extent(audited: Audited) -> str:
+    """How many attacks of the suite were run."""
+    run, left = audited.about.attacks_run, audited.about.attacks_left
+    if left is None:
+        return "It is not recorded which attacks were left out."
+    return f"{len(run)} of {len(run) + len(left)} attacks {'was' if len(run) == 1 else 'were'} run."
+
+
+def leak_sentence(leaks: Answer, audited: Audited) -> str:
+    if leaks.tone == "bad":
+        to = leaks.verdict.removeprefix("Leaks to ")
+        if "+" not in to:
+            name, leak = next(iter(leaks_in(audited).items()))
+            return f"{upper(adversary_words(name))} learns {_learns(audited, leak)}."
+        tested = any(cell["status"] == "at_baseline" for cell in audited.cells or () if "+" not in str(cell["adversary"]))
+        rest = "the attacks that were run do no better than guessing" if tested else "the attacks that were run cannot read what is sent"
+        return f"The protection fails once a client helps the server; short of that, {rest}."
+    if leaks.verdict == "Nothing is sent":
+        return "Nothing is sent, so nothing leaks."
+    if leaks.verdict in ("Not tested", "Evidence doubtful"):
+        return "What leaks is not known."
+    return (
+        "No attack that was tested shows a leak, which is no proof."
+        if leaks.tone == "open"
+        else "The whole suite of attacks shows no leak, which is no proof."
+    )
