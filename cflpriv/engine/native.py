@@ -10,27 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from ..types import Array
 from .compiled import KernelSettings, library
-from .layers import flattened, stack_layers
+from .convolutions import Form
 from .losses import loss_of
-from .models import Model, build_module, dtype_of
+from .models import Model, build_module, dtype_of, operations_of
+from .operations import Operation
 from .own_modules import slopes
 from .sgd import Local, Options
 from .step_noise import keys_of, normals
 
 __all__ = ["Shape", "described", "gradients", "outputs", "serves", "train"]
 
-KINDS: dict[type[nn.Module], int] = {
-    nn.Linear: 0, nn.Conv2d: 1, nn.MaxPool2d: 2, nn.ReLU: 3, nn.Tanh: 4, nn.Sigmoid: 5, nn.Flatten: 6,
-}  # fmt: skip
+KINDS: dict[str, int] = {"linear": 0, "convolution": 1, "max_pool": 2, "relu": 3, "tanh": 4, "sigmoid": 5, "flatten": 6}
 """What `native.cpp` calls the layers."""
 PASS = 32
 """Samples in one pass forward."""
@@ -77,82 +75,36 @@ def described(model: Model) -> tuple[Shape, ...] | None:
     It is slower where a convolution's gradient is not mostly zero. So each convolution has a max-pool behind it, with at most a ReLU
     between the two. A ReLU before or behind a pool is part of the pool: the largest of what it leaves is what it leaves of the largest.
     """
-    module = build_module(model)
-    layers = [layer for layer in flattened(module) or () if type(layer) is not nn.Identity]
-    if not layers or type(layers[-1]) is not nn.Linear or stack_layers(module) is None:
+    operations = operations_of(model)
+    if operations is None or operations[-1].kind != "linear":
         return None
-    images = len(model.shape) == 3 and type(layers[0]) is nn.Conv2d
-    if not images and len(model.shape) > 1 and type(layers[0]) is not nn.Flatten:
-        return None
-    sides = model.shape if images else (math.prod(model.shape), 1, 1)
+    images = operations[0].kind == "convolution"
     shapes: list[Shape] = []
-    for layer, before, after in zip(layers, [None, *layers], [*layers[1:], None], strict=False):
-        if type(layer) is nn.ReLU and nn.MaxPool2d in (type(before), type(after)):
+    for at, operation in enumerate(operations):
+        before, after = operations[at - 1] if at else None, operations[at + 1] if at + 1 < len(operations) else None
+        follows = before is not None and before.kind == "convolution"
+        if operation.inputs != (at,) or operation.kind not in KINDS or follows != (operation.kind == "max_pool"):
+            return None
+        if operation.kind == "relu" and before is not None and before.kind == "max_pool":
             continue
-        if type(layer) is nn.Flatten and not images:
+        if operation.kind == "flatten" and not images:
             continue  # rows already
-        follows = bool(shapes) and shapes[-1].kind == KINDS[nn.Conv2d]
-        if (
-            type(layer) not in KINDS
-            or follows != (type(layer) is nn.MaxPool2d)
-            or (type(layer) in (nn.Linear, nn.Conv2d) and images != (type(layer) is nn.Conv2d))
-        ):
+        if operation.form is not None and operation.form.dilation != (1, 1):
             return None
-        shape = _shape(KINDS[type(layer)], layer, *sides)
-        if shape is None:
-            return None
-        if type(layer) is nn.MaxPool2d:
-            shape = replace(shape, relu=nn.ReLU in (type(before), type(after)))
-        images = images and type(layer) is not nn.Flatten
-        sides = (shape.out, shape.out_height, shape.out_width)
-        shapes.append(shape)
-    return tuple(shapes) if _parameters(shapes) == [shape for _, shape, _ in model.layout] and _all_wide(shapes) else None
+        relu = operation.kind == "max_pool" and after is not None and after.kind == "relu"
+        shapes.append(_shape(operation, before.shape if before else model.shape if images else (math.prod(model.shape),), relu))
+    in_order = [place for operation in operations for place in operation.parameters] == list(range(len(model.layout)))
+    return tuple(shapes) if in_order else None
 
 
-def _parameters(shapes: Sequence[Shape]) -> list[tuple[int, ...]]:
-    """The parameters' shapes that the layers have by their settings. A weight may have been replaced by another."""
-    made: list[tuple[int, ...]] = []
-    for shape in shapes:
-        if shape.kind in (KINDS[nn.Linear], KINDS[nn.Conv2d]):
-            made.append((shape.out, shape.channels, *(shape.kernel if shape.kind == KINDS[nn.Conv2d] else ())))
-            made += [(shape.out,)] if shape.bias else []
-    return made
-
-
-def _all_wide(shapes: Sequence[Shape]) -> bool:
-    """Whether every layer has inputs and outputs."""
-    return all(min(shape.channels, shape.height, shape.width, shape.out) > 0 for shape in shapes)
-
-
-def _shape(kind: int, layer: nn.Module, channels: int, height: int, width: int) -> Shape | None:
-    if isinstance(layer, nn.Linear):
-        if layer.in_features != channels:
-            return None
-        return Shape(kind, channels, 1, 1, layer.out_features, bias=layer.bias is not None)
-    if isinstance(layer, nn.Flatten):
-        return Shape(kind, channels, height, width, channels * height * width)
-    if not isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-        return Shape(kind, channels, height, width, channels, height, width)
-    pairs = [pair for name in ("kernel_size", "stride", "padding", "dilation") if (pair := _pair(getattr(layer, name))) is not None]
-    if len(pairs) < 4:
-        return None
-    size, stride, padding, dilation = pairs
-    tall, wide = (
-        (side + 2 * more - kernel) // step + 1 for side, more, kernel, step in zip((height, width), padding, size, stride, strict=True)
-    )
-    if dilation != (1, 1) or min(tall, wide) < 1:
-        return None
-    if isinstance(layer, nn.MaxPool2d):
-        return Shape(kind, channels, height, width, channels, tall, wide, size, stride, padding)
-    if layer.in_channels != channels:
-        return None
-    return Shape(kind, channels, height, width, layer.out_channels, tall, wide, size, stride, padding, layer.bias is not None)
-
-
-def _pair(sides: Any) -> tuple[int, int] | None:
-    """A setting of a layer for both sides; None for a form that torch reads in a way of its own."""
-    each = tuple(int(side) for side in sides) if isinstance(sides, tuple | list) else (int(sides), int(sides))
-    return (each[0], each[1]) if len(each) == 2 else None
+def _shape(operation: Operation, given: tuple[int, ...], relu: bool) -> Shape:
+    channels, height, width = given if len(given) == 3 else (math.prod(given), 1, 1)
+    out, out_height, out_width = operation.shape if len(operation.shape) == 3 else (*operation.shape, 1, 1)
+    form = operation.form or Form((1, 1), (1, 1), (0, 0), (1, 1))
+    bias = len(operation.parameters) > 1
+    return Shape(
+        KINDS[operation.kind], channels, height, width, out, out_height, out_width, form.size, form.stride, form.padding, bias, relu
+    )  # fmt: skip
 
 
 def train(model: Model, clients: Sequence[Local], options: Options) -> list[Array]:
