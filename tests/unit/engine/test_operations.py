@@ -42,13 +42,13 @@ def model_of(called: Pass, dtype: Any = "float64") -> Model:
     return Model("own", (1, 8, 8), 3, factory=lambda: Own(called), dtype=dtype)
 
 
-def images(own: Own, x: Tensor) -> Tensor:
+def two_layers(own: Own, x: Tensor) -> Tensor:
     x = functional.relu(functional.max_pool2d(own.first(x), 2))
     return own.norm(own.second(x))  # type: ignore[no-any-return]
 
 
 def by_methods(own: Own, x: Tensor) -> Tensor:
-    return own.head(images(own, x).relu().tanh().sigmoid().view(x.size(0), -1))  # type: ignore[no-any-return]
+    return own.head(two_layers(own, x).relu().tanh().sigmoid().view(x.size(0), -1))  # type: ignore[no-any-return]
 
 
 def residual(own: Own, x: Tensor) -> Tensor:
@@ -59,73 +59,73 @@ def residual(own: Own, x: Tensor) -> Tensor:
 
 
 def of_features(own: Own, x: Tensor) -> Tensor:
-    features = images(own, x).reshape(x.shape[0], -1)
+    features = two_layers(own, x).reshape(x.shape[0], -1)
     return own.head(features + features.relu())  # type: ignore[no-any-return]
 
 
 KNOWN = {"methods": by_methods, "residual": residual, "features": of_features}
 
 
-def head(own: Own, x: Tensor) -> Tensor:
+def to_scores(own: Own, x: Tensor) -> Tensor:
     return own.head(x.flatten(1))  # type: ignore[no-any-return]
 
 
 def by_mode(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
-    return head(own, x.relu() if own.training else x.tanh())
+    x = two_layers(own, x)
+    return to_scores(own, x.relu() if own.training else x.tanh())
 
 
 def by_gradients(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
-    return head(own, x.relu() if torch.is_grad_enabled() else x.tanh())
+    x = two_layers(own, x)
+    return to_scores(own, x.relu() if torch.is_grad_enabled() else x.tanh())
 
 
-def draws(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
-    return head(own, x.relu() if torch.rand(1).item() < 2 else x)
+def drawing(own: Own, x: Tensor) -> Tensor:
+    x = two_layers(own, x)
+    return to_scores(own, x.relu() if torch.rand(1).item() < 2 else x)
 
 
 def detached(own: Own, x: Tensor) -> Tensor:
     with torch.no_grad():
         before = own.first(x)
-    return head(own, own.norm(own.second(functional.max_pool2d(before, 2))))
+    return to_scores(own, own.norm(own.second(functional.max_pool2d(before, 2))))
 
 
-def changed(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
+def changed_in_place(own: Own, x: Tensor) -> Tensor:
+    x = two_layers(own, x)
     y = own.inplace(x)
-    return head(own, x + y)
+    return to_scores(own, x + y)
 
 
 def changed_view(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
+    x = two_layers(own, x)
     own.inplace(x.flatten(1))
-    return head(own, x)
+    return to_scores(own, x)
 
 
 def added_in_place(own: Own, x: Tensor) -> Tensor:
-    x = images(own, x)
+    x = two_layers(own, x)
     y = x
     y += x.tanh()
-    return head(own, x.sigmoid())
+    return to_scores(own, x.sigmoid())
 
 
 REFUSED: dict[str, Pass] = {
-    "dropout": lambda own, x: head(own, own.drop(images(own, x))),
-    "twice": lambda own, x: head(own, own.second(images(own, x))),
-    "unused": lambda own, x: head(own, functional.max_pool2d(own.first(x), 2)),
-    "values": lambda own, x: head(own, images(own, x) if x.sum() > -1 else x),
-    "constant": lambda own, x: head(own, torch.mul(images(own, x), own.get_buffer("scale"))),
-    "sum of a number": lambda own, x: head(own, images(own, x) + 1),
-    "no relu": lambda own, x: head(own, functional.gelu(images(own, x))),
-    "mode": by_mode, "gradients": by_gradients, "draws": draws, "changed": changed, "changed view": changed_view,
+    "dropout": lambda own, x: to_scores(own, own.drop(two_layers(own, x))),
+    "twice": lambda own, x: to_scores(own, own.second(two_layers(own, x))),
+    "unused": lambda own, x: to_scores(own, functional.max_pool2d(own.first(x), 2)),
+    "values": lambda own, x: to_scores(own, two_layers(own, x) if x.sum() > -1 else x),
+    "constant": lambda own, x: to_scores(own, torch.mul(two_layers(own, x), own.get_buffer("scale"))),
+    "sum of a number": lambda own, x: to_scores(own, two_layers(own, x) + 1),
+    "no relu": lambda own, x: to_scores(own, functional.gelu(two_layers(own, x))),
+    "mode": by_mode, "gradients": by_gradients, "draws": drawing, "changed": changed_in_place, "changed view": changed_view,
     "unused value": added_in_place,
 }  # fmt: skip
 UNLIKE: dict[str, Pass] = {"detached": detached}
 """Of known operations by `torch.fx`, and with other results: the trials of both forms find the difference."""
 
 
-def inputs(model: Model) -> list[TaskInput]:
+def four_clients(model: Model) -> list[TaskInput]:
     rng, made = np.random.default_rng(0), []
     for i, n in enumerate((5, 7, 3, 4)):
         x, y = rng.random((n, *model.shape)).astype(model.dtype), rng.integers(model.classes, size=n)
@@ -133,9 +133,9 @@ def inputs(model: Model) -> list[TaskInput]:
     return made
 
 
-def check(model: Model) -> set[str]:
+def ways_that_agree(model: Model) -> set[str]:
     """Equal results with the plain loop; the ways taken."""
-    given_to, fast = inputs(model), Engine()
+    given_to, fast = four_clients(model), Engine()
     private: dict[str, Any] = {"clip_norm": 0.3, "sampling_rate": 0.5, "noise_multiplier": 1.0, "public_samples": 6}
     for task in (
         Train(model, batch_size=3, momentum=0.5),
@@ -153,7 +153,7 @@ def check(model: Model) -> set[str]:
 def test_modules_of_known_operations_are_computed_together(name: str) -> None:
     model = model_of(KNOWN[name])
     assert operations_of(model) is not None
-    assert check(model) <= {"native", "stacked"}
+    assert ways_that_agree(model) <= {"native", "stacked"}
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *UNLIKE])
@@ -162,11 +162,11 @@ def test_other_modules_are_computed_by_torch_with_equal_results(name: str) -> No
     if name in REFUSED:
         assert operations_of(model_of(called)) is None
     if name not in ("draws", "dropout"):  # of which no two ways draw the same
-        assert check(model_of(called)) <= {"vmap", "sequential"}
+        assert ways_that_agree(model_of(called)) <= {"vmap", "sequential"}
 
 
 def test_tracing_leaves_the_module_and_the_generators_as_they_are() -> None:
-    state, model = torch.get_rng_state(), model_of(draws)
+    state, model = torch.get_rng_state(), model_of(drawing)
     operations_of(model)
     assert torch.equal(state, torch.get_rng_state())
     seen: list[Any] = []
