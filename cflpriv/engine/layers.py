@@ -19,6 +19,9 @@ from .operations import Operation
 
 __all__ = ["Stacked", "Tap", "Taps"]
 
+FEWEST_IN_GROUP = 16
+"""GroupNorm with fewer channels in a group, a vector's floats, gets images with their channels first: with channels last, torch 2.13's
+backward pass on the CPU ended in a segmentation fault (two channels in a group)."""
 SPATIAL = ("convolution", "group_norm", "max_pool", "average_pool")
 
 
@@ -104,6 +107,8 @@ class Stacked:
                 return torch.sigmoid(x)
             case "group_norm":
                 scale, shift = (parameter.flatten() for parameter in parameters)
+                if x.shape[1] < FEWEST_IN_GROUP * clients * operation.groups:
+                    x = x.contiguous()
                 return functional.group_norm(x, clients * operation.groups, scale, shift, operation.eps)
             case "flatten":
                 if not self.images:

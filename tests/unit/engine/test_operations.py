@@ -161,7 +161,7 @@ def test_other_modules_are_computed_by_torch_with_equal_results(name: str) -> No
     called = (REFUSED | UNLIKE)[name]
     if name in REFUSED:
         assert operations_of(model_of(called)) is None
-    if name not in ("draws", "dropout"):  # of which no two ways draw the same
+    if name not in ("draws", "dropout"):  # no two ways draw the same
         assert ways_that_agree(model_of(called)) <= {"vmap", "sequential"}
 
 
