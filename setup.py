@@ -15,7 +15,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ENGINE = Path("cflpriv", "engine")
-SOURCES = ENGINE / "native.cpp", ENGINE / "native_layers.h", ENGINE / "native_noise.h"
+SOURCES = tuple(ENGINE / name for name in ("native.cpp", "native_images.h", "native_layers.h", "native_noise.h"))
 LIBRARY = ENGINE / "libnative.so"
 # products and sums are fused, as torch's kernels fuse them; nothing is reordered; a root that sets no errno is one instruction
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared"]

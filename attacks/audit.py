@@ -23,8 +23,8 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..contract.transcript import Message, what_was_kept
 from ..data import build_population
-from ..engine.device import resolved, using
-from ..engine.threads import cores, one_thread
+from ..engine.device import using
+from ..engine.threads import one_thread
 from ..errors import InputError, TrainingDiverged, near
 from ..experiments.config.config import Config, load_config
 from ..experiments.digests import OF_AUDITS, OF_RUN, changed_files, record_digests, sealed
@@ -32,7 +32,7 @@ from ..experiments.report.shown import AuditFindings
 from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
-from ..experiments.run.workers import ended
+from ..experiments.run.workers import ended, processes_for
 from ..files import write_atomically, write_packed
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json, read_text
 from ..types import Population
@@ -86,7 +86,7 @@ def audit_run(
     config = load_config(folder / "config.toml", trust=trust)
     if device is not None:  # another device has no other precision than "full" to be sure of
         config = config.with_("run", device=device, precision="full")
-    workers = workers or (1 if resolved(config.run.device) == "cuda" else cores())
+    workers = workers or processes_for([config.run.device])
     check_asked(budget, attacks)  # now that the run's plugins, which may have attacks, are loaded
     summary, messages, secrets = _read(folder, config)
     adversaries = [adversary] if adversary else _adversaries(messages, secrets)

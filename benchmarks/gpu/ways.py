@@ -24,14 +24,14 @@ Way = Callable[[Model], AbstractContextManager[Model]]
 
 
 class Unknown(nn.Module):
-    """A network behind a module that the engine does not know, so that it takes torch's vmap."""
+    """A network behind an operation that the engine does not know, so that it takes torch's vmap."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x)  # type: ignore[no-any-return]
+        return self.body(x.unsqueeze(0).squeeze(0))  # type: ignore[no-any-return]
 
 
 def unknown(model: Model) -> AbstractContextManager[Model]:

@@ -120,7 +120,9 @@ def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a key: section.key=value. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder for all runs; default runs/NAME.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=512, help=r"Processes; default \[sweep] workers.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=512, help=r"Processes; default \[sweep] workers, or one a core.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the runs with their numbers and how far they are; run nothing.")] = False,
     only: Annotated[list[int] | None, typer.Option("--only", help="Make this run only, by its number. May be repeated.")] = None,
     shard: Annotated[

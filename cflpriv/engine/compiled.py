@@ -18,7 +18,7 @@ from ..protocols.bounded_files import read_bytes
 __all__ = ["KernelSettings", "library"]
 
 FILE = Path(__file__).with_name("libnative.so")
-SOURCES = tuple(FILE.with_name(name) for name in ("native.cpp", "native_layers.h", "native_noise.h"))
+SOURCES = tuple(FILE.with_name(name) for name in ("native.cpp", "native_images.h", "native_layers.h", "native_noise.h"))
 X86 = ("x86_64", "amd64")
 
 

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from ..errors import InputError
@@ -17,9 +17,9 @@ from .clipped_sums import LARGEST_BLOCK, losses_in_blocks, steady
 from .convolutions import side_by_side
 from .device import Device, sent
 from .graphs import HOLD, steps_by_plan
-from .layers import Stacked, stack_layers
+from .layers import Stacked
 from .memory import chunk_budget, client_bytes
-from .models import Model, build_module, dtype_of, findings_of
+from .models import Model, build_module, dtype_of, findings_of, operations_of
 from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
@@ -56,8 +56,8 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     if device.kind == "cuda" and (way := _way(model, FEWEST_FOR_VMAP, plain, device)) is not None:
         needed = client_bytes(way, model.shape, dtype_of(model.dtype), plain, batch or samples, samples)
         return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
-    if _network(model) is not None and batch >= samples:
-        return span_chunk_size(samples, model.hidden)
+    if _is_network(model) and batch >= samples:
+        return span_chunk_size(samples, model.layout[0][1][0])
     stacked = stacked_form(model)
     most = MOST_STACKED_IMAGES if stacked is not None and stacked.images else MOST_STACKED
     return max(2, min(most, STACKED_PARAMETERS // model.dimension))
@@ -124,7 +124,7 @@ def _check_precision(model: Model, options: Options, device: Device) -> None:
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or _network(model) is None:
+    if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or not _is_network(model):
         return False
     width = int(torch.tensor(model.shape).prod())
     # Poisson batches, even if full by chance, are of another number and divided by another size
@@ -134,16 +134,13 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     )  # fmt: skip
 
 
-def _network(model: Model) -> nn.Sequential | None:
-    """The module, if it is Flatten, Linear, ReLU, Linear with biases, and learns classes."""
-    module = build_module(model)
-    if model.loss != "cross_entropy":
-        return None
-    if not isinstance(module, nn.Sequential) or [type(layer) for layer in module] != [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]:
-        return None
-    if stacked_form(model) is None:
-        return None
-    return module if all(layer.bias is not None for layer in (module[1], module[3])) else None
+def _is_network(model: Model) -> bool:
+    """Whether the module is Linear, ReLU, Linear with biases on all features, and learns classes."""
+    if model.loss != "cross_entropy" or stacked_form(model) is None:
+        return False
+    layers = [operation for operation in operations_of(model) or () if operation.kind != "flatten"]
+    in_order = [place for layer in layers for place in layer.parameters] == [0, 1, 2, 3]
+    return [layer.kind for layer in layers] == ["linear", "relu", "linear"] and in_order
 
 
 def _way(model: Model, clients: int, options: Options, device: Device) -> Way | None:
@@ -180,11 +177,10 @@ def _forward(model: Model, clients: int, device: Device, alone: bool = False) ->
 @lru_cache(maxsize=32)
 def stacked_form(model: Model) -> Stacked | None:
     """The stacked form, if it agrees with the module on a trial: two clients with random parameters and inputs."""
-    module = build_module(model)
-    stacked = stack_layers(module)
-    if stacked is None:
+    operations = operations_of(model)
+    if operations is None:
         return None
-    x = _samples(model)
+    stacked, x = Stacked(operations), _samples(model)
     inputs = side_by_side(x.transpose(0, 1)) if stacked.images else x
 
     def forward(parameters: Sequence[Tensor]) -> Tensor:

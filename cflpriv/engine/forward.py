@@ -17,7 +17,7 @@ from .fast import LARGEST_IMAGE_NETWORK, stacked_form
 from .layers import Stacked
 from .memory import chunk_budget, live_bytes
 from .models import Model, build_module
-from .sgd import Layout, Options
+from .sgd import Layout
 
 __all__ = ["forward_chunk", "outputs"]
 
@@ -50,11 +50,11 @@ def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor], de
 
     `vectors` has each client's parameters (d,), `inputs` its normalised samples (n, *shape) on `device`; n may differ. Flat features of
     clients whose parameters are the same object make one batch ("shared"), other clients are stacked. Networks for images pass through the
-    compiled kernel, where it trains them ("native"). A module of layers that cannot be stacked takes one client after the other
+    compiled kernel, where it is faster ("native"). A module of layers that cannot be stacked takes one client after the other
     ("sequential").
     """
     stacked = stacked_form(model)
-    if stacked is not None and stacked.images and device.kind == "cpu" and device.native and native.serves(model, Options(0.0)):
+    if device.kind == "cpu" and device.native and native.evaluates(model):
         return native.outputs(model, vectors, inputs), "native"
     with torch.no_grad(), arithmetic(device):
         if stacked is None:

@@ -1,22 +1,28 @@
-"""Modules with a client axis: a Sequential of known layers becomes one function of stacked parameters.
+"""Modules with a client axis: the operations of a module become one function of stacked parameters.
 
-Two layouts travel through the layers: images of all clients side by side as channels, (batch, clients × channels, height, width),
+Two layouts travel through the operations: images of all clients side by side as channels, (batch, clients × channels, height, width),
 where a client's convolution is a group (`convolutions`); and flat features, (clients, batch, features), where a linear layer is a batched
 matrix product.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from .clipping import COLUMNS, ConvolutionRule, GroupNormRule, LinearRule, Rule
-from .convolutions import Form, convolved
-from .own_modules import EngineHook
+from .convolutions import convolved
+from .operations import Operation
 
-__all__ = ["Residual", "Stacked", "Tap", "Taps", "copies_nothing", "flattened", "stack_layers"]
+__all__ = ["Stacked", "Tap", "Taps"]
+
+FEWEST_IN_GROUP = 16
+"""GroupNorm with fewer channels in a group, a vector's floats, gets images with their channels first: with channels last, torch 2.13's
+backward pass on the CPU ended in a segmentation fault (two channels in a group)."""
+SPATIAL = ("convolution", "group_norm", "max_pool", "average_pool")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,140 +35,106 @@ class Tap:
 
 
 Taps = list[Tap] | None
-"""Where layers with parameters leave a `Tap`, in order; None where none is wanted."""
-Step = Callable[[Tensor, Sequence[Tensor], int, Taps], Tensor]
-"""(activations, this layer's stacked parameters, clients, taps) -> activations."""
-
-
-class Residual(nn.Module):
-    """x + body(x), for networks with skip connections."""
-
-    def __init__(self, *body: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*body)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)  # type: ignore[no-any-return]
+"""Where layers with parameters leave a `Tap`, in the order of their parameters; None where none is wanted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """The layers of a module. `images` is the layout that the input needs; `forward` takes parameters stacked over clients, (C, *shape).
+    """The operations of a module. `forward` takes parameters stacked over clients, (C, *shape).
 
     Where `transposed`, a parameter is stacked as (C, *reversed shape): the layout in which a linear layer multiplies its weight, so that
     neither weight nor gradient is copied.
     """
 
-    steps: tuple[tuple[Step, int], ...]
-    images: bool
-    transposed: tuple[bool, ...]
+    operations: tuple[Operation, ...]
 
-    def forward(self, x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps = None) -> Tensor:
-        """Outputs (clients, batch, classes). `taps` collects what book-keeping needs of the layers."""
-        at = 0
-        for step, count in self.steps:
-            x = step(x, parameters[at : at + count], clients, taps)
-            at += count
-        return x
+    @cached_property
+    def images(self) -> bool:
+        """Whether the input is images side by side."""
+        return any(operation.kind in SPATIAL for operation in self.operations)
+
+    @cached_property
+    def transposed(self) -> tuple[bool, ...]:
+        """By parameter, whether it is a linear layer's weight."""
+        weights = {operation.parameters[0] for operation in self.operations if operation.kind == "linear"}
+        return tuple(place in weights for place in range(sum(len(operation.parameters) for operation in self.operations)))
 
     @property
     def ends_linear(self) -> bool:
         """Whether the last layer is linear, so that there are features (clients, batch, e) before it."""
-        return self.steps[-1][0] is _linear
+        return self.operations[-1].kind == "linear"
 
-    def with_features(self, x: Tensor, parameters: Sequence[Tensor], clients: int) -> tuple[Tensor, Tensor]:
-        """Outputs as `forward` gives them, and the features (clients, batch, e) that the last layer, a linear one, takes."""
-        head, count = self.steps[-1]
-        features = Stacked(self.steps[:-1], self.images, ()).forward(x, parameters[:-count], clients)
-        return head(features, parameters[-count:], clients, None), features
+    @cached_property
+    def _last_uses(self) -> tuple[tuple[int, ...], ...]:
+        """By operation, the values that no later one takes."""
+        last = {number: at for at, operation in enumerate(self.operations) for number in operation.inputs}
+        return tuple(
+            tuple(number for number in set(operation.inputs) if last[number] == at) for at, operation in enumerate(self.operations)
+        )
 
+    def forward(self, x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps = None) -> Tensor:
+        """Outputs (clients, batch, classes). `taps` collects what book-keeping needs of the layers."""
+        return self.with_features(x, parameters, clients, taps)[0]
 
-def stack_layers(module: nn.Module) -> Stacked | None:
-    """The stacked form of `module`, or None if it has a layer that is not known here.
+    def with_features(self, x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps = None) -> tuple[Tensor, Tensor]:
+        """Outputs as `forward` gives them, and what the last layer takes; the features (clients, batch, e) of one that is linear."""
+        values, found = {0: x}, dict[int, Tap]()
+        features = x
+        for at, operation in enumerate(self.operations):
+            features = values[operation.inputs[0]]
+            own = [parameters[place] for place in operation.parameters]
+            values[at + 1] = self._made(operation, [values[number] for number in operation.inputs], own, clients, taps is not None)
+            if taps is not None and own:
+                found[operation.parameters[0]] = Tap(features.detach(), values[at + 1], _rule(operation))
+            for number in self._last_uses[at]:
+                del values[number]
+        if taps is not None:
+            taps += [found[place] for place in sorted(found)]
+        return values[len(self.operations)], features
 
-    A layer is known by its exact class. A hook, a `forward` of its own, a frozen parameter, or a parameter of two layers makes it another.
-    """
-    layers = flattened(module)
-    if layers is None or not all(_unchanged(layer) for layer in module.modules()):
-        return None
-    steps: list[tuple[Step, int]] = []
-    i = 0
-    while i < len(layers):
-        layer, following = layers[i], layers[i + 1] if i + 1 < len(layers) else None
-        if type(layer) is nn.ReLU and type(following) is nn.MaxPool2d:
-            # the maximum of what ReLU leaves is what ReLU leaves of the maximum, gradients included, on a quarter of the values
-            pool = _pool(following)
-            if pool is None:
-                return None
-            steps += [(pool, 0), (_relu, 0)]
-            i += 2
-            continue
-        step = _step(layer)
-        if step is None:
-            return None
-        steps.append(step)
-        i += 1
-    if sum(count for _, count in steps) != sum(1 for _ in module.parameters()):
-        return None
-    first = next((layer for layer in layers if not isinstance(layer, nn.Identity)), None)
-    transposed = tuple(isinstance(inner, nn.Linear) and p.dim() == 2 for inner in module.modules() for p in inner.parameters(recurse=False))
-    return Stacked(tuple(steps), isinstance(first, nn.Conv2d), transposed)
-
-
-def copies_nothing(module: nn.Module) -> bool:
-    """Whether a module of known layers changes no input in place."""
-    return stack_layers(module) is not None and not any(getattr(layer, "inplace", False) for layer in module.modules())
-
-
-def _unchanged(layer: nn.Module) -> bool:
-    """Whether a layer does what its class does."""
-    hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
-    others = (layer._backward_hooks, layer._backward_pre_hooks)
-    return "forward" not in vars(layer) and all(isinstance(hook, EngineHook) for hook in hooks) and not any(others)
-
-
-def flattened(module: nn.Module) -> list[nn.Module] | None:
-    """The layers in order, nested Sequentials opened."""
-    if type(module) is not nn.Sequential:
-        return [module] if type(module) is nn.Linear else None
-    layers: list[nn.Module] = []
-    for child in module:
-        if type(child) is nn.Sequential:
-            inner = flattened(child)
-            if inner is None:
-                return None
-            layers += inner
-        else:
-            layers.append(child)
-    return layers
+    def _made(self, operation: Operation, inputs: Sequence[Tensor], parameters: Sequence[Tensor], clients: int, even: bool) -> Tensor:
+        x, form = inputs[0], operation.form
+        match operation.kind:
+            case "linear":
+                return _even(x, parameters) if even else _linear(x, parameters)
+            case "add":
+                return x + inputs[1]
+            case "relu":
+                return functional.relu(x)
+            case "tanh":
+                return torch.tanh(x)
+            case "sigmoid":
+                return torch.sigmoid(x)
+            case "group_norm":
+                scale, shift = (parameter.flatten() for parameter in parameters)
+                if x.shape[1] < FEWEST_IN_GROUP * clients * operation.groups:
+                    x = x.contiguous()
+                return functional.group_norm(x, clients * operation.groups, scale, shift, operation.eps)
+            case "flatten":
+                if not self.images:
+                    return x.flatten(2)
+                batch, _, height, width = x.shape  # images side by side: back to one client after the other
+                return x.reshape(batch, clients, -1, height, width).transpose(0, 1).reshape(clients, batch, -1)
+        assert form is not None
+        if operation.kind == "convolution":
+            return convolved(x, parameters[0], parameters[1] if len(parameters) > 1 else None, form)
+        if operation.kind == "max_pool":
+            return functional.max_pool2d(x, form.size, form.stride, form.padding, form.dilation)
+        return functional.avg_pool2d(x, form.size, form.stride, form.padding)
 
 
-def _step(layer: nn.Module) -> tuple[Step, int] | None:
-    """A layer as a step, with its number of parameters."""
-    if type(layer) is nn.Linear:
-        return _linear, 1 + (layer.bias is not None)
-    if type(layer) is nn.Conv2d:
-        convolution = _convolution(layer)
-        return None if convolution is None else (convolution, 1 + (layer.bias is not None))
-    if type(layer) is nn.GroupNorm and layer.affine:
-        return _group_norm(layer), 2
-    if type(layer) is nn.MaxPool2d:
-        pool = _pool(layer)
-        return None if pool is None else (pool, 0)
-    if type(layer) is nn.Flatten and layer.start_dim == 1 and layer.end_dim == -1:
-        return _flatten, 0
-    if type(layer) is Residual:
-        return _residual(layer)
-    simple: dict[type[nn.Module], Step] = {nn.ReLU: _relu, nn.Sigmoid: _sigmoid, nn.Tanh: _tanh, nn.Identity: _identity}
-    return (simple[type(layer)], 0) if type(layer) in simple else None
+def _rule(operation: Operation) -> Rule:
+    """How an operation with parameters makes per-sample gradients."""
+    bias = len(operation.parameters) > 1
+    if operation.kind == "linear":
+        return LinearRule(bias)
+    if operation.form is not None:
+        return ConvolutionRule(operation.form, bias)
+    return GroupNormRule(operation.groups, operation.eps)
 
 
-def _linear(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    if taps is None:
-        return torch.bmm(x, parameters[0]) if len(parameters) == 1 else torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
-    out = _even(x, parameters)
-    taps.append(Tap(x.detach(), out, LinearRule(len(parameters) > 1)))
-    return out
+def _linear(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    return torch.bmm(x, parameters[0]) if len(parameters) == 1 else torch.baddbmm(parameters[1].unsqueeze(1), x, parameters[0])
 
 
 def _even(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -175,76 +147,5 @@ def _even(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     fill = -width % COLUMNS
     if more or fill:
         x, weight = functional.pad(x, (0, more)), functional.pad(weight, (0, fill, 0, more))
-    if len(parameters) == 1:
-        return torch.bmm(x, weight)[..., :width]
-    return torch.baddbmm(functional.pad(parameters[1], (0, fill)).unsqueeze(1), x, weight)[..., :width]
-
-
-def _convolution(layer: nn.Conv2d) -> Step | None:
-    if layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        return None
-    form = Form(*(_pair(setting) for setting in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
-
-    def step(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-        bias = parameters[1] if len(parameters) > 1 else None
-        out = convolved(x, parameters[0], bias, form)
-        if taps is not None:
-            taps.append(Tap(x.detach(), out, ConvolutionRule(form, bias is not None)))
-        return out
-
-    return step
-
-
-def _pair(sides: tuple[int, ...]) -> tuple[int, int]:
-    height, width = sides
-    return height, width
-
-
-def _group_norm(layer: nn.GroupNorm) -> Step:
-    groups, eps = layer.num_groups, layer.eps
-
-    def step(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-        out = functional.group_norm(x, clients * groups, parameters[0].flatten(), parameters[1].flatten(), eps)
-        if taps is not None:
-            taps.append(Tap(x.detach(), out, GroupNormRule(groups, eps)))
-        return out
-
-    return step
-
-
-def _pool(layer: nn.MaxPool2d) -> Step | None:
-    if layer.return_indices or layer.ceil_mode or layer.dilation not in (1, (1, 1)):
-        return None
-    size, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    return lambda x, parameters, clients, taps: functional.max_pool2d(x, size, stride, padding)
-
-
-def _flatten(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    if x.dim() == 4:  # images side by side: back to one client after the other
-        batch, _, height, width = x.shape
-        return x.reshape(batch, clients, -1, height, width).transpose(0, 1).reshape(clients, batch, -1)
-    return x.flatten(2)
-
-
-def _residual(layer: Residual) -> tuple[Step, int] | None:
-    inner = stack_layers(layer.body)
-    if inner is None:
-        return None
-    count = sum(1 for _ in layer.parameters())
-    return lambda x, parameters, clients, taps: x + inner.forward(x, parameters, clients, taps), count
-
-
-def _relu(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    return functional.relu(x)
-
-
-def _sigmoid(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    return torch.sigmoid(x)
-
-
-def _tanh(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    return torch.tanh(x)
-
-
-def _identity(x: Tensor, parameters: Sequence[Tensor], clients: int, taps: Taps) -> Tensor:
-    return x
+    padded = [weight, *(functional.pad(bias, (0, fill)) for bias in parameters[1:])]
+    return _linear(x, padded)[..., :width]

@@ -21,13 +21,13 @@ from ..plugins import Registry
 from ..randomness import stream
 from ..types import Array, Loss
 from .device import in_use, placed
-from .layers import Residual, copies_nothing
+from .operations import Operation, copies_nothing, traced
 from .own_modules import constants_digest, hooked, in_mode, keep_nothing, prepared, seeded, trained_shapes, unfit
 from .probe import Findings, made_up, probe, unrepeatable
 
 __all__ = [
-    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "build_module", "dtype_of", "findings_of",
-    "model_doubts", "module_there", "register_model",
+    "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "Residual", "build_module", "dtype_of", "findings_of",
+    "model_doubts", "module_there", "operations_of", "register_model",
 ]  # fmt: skip
 
 Dtype = Literal["float32", "float64"]
@@ -205,6 +205,17 @@ def _sigmoid_lenet(model: Model) -> nn.Module:
     return module
 
 
+class Residual(nn.Module):
+    """x + body(x), for networks with skip connections."""
+
+    def __init__(self, *body: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.body(x)  # type: ignore[no-any-return]
+
+
 def _resnet9(model: Model) -> nn.Module:
     channels, height, width = _image(model, smallest=32)
 
@@ -353,6 +364,12 @@ def build_module(model: Model) -> nn.Module:
     if copied is not None and findings.alone:
         copied.refusal = f"model {model.name!r}: {findings.alone}"
     return in_mode(module, True)
+
+
+@lru_cache(maxsize=64)
+def operations_of(model: Model) -> tuple[Operation, ...] | None:
+    """The operations of a model's module; None if it has others than `operations` knows."""
+    return traced(build_module(model), model.shape, dtype_of(model.dtype))
 
 
 _FINDINGS: dict[Model, Findings] = {}

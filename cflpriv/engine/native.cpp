@@ -4,11 +4,14 @@
 // - images lie with their channels last, so that a row of a convolution's kernel is contiguous, and nothing is unfolded;
 // - weights are copied once a client into panels that are one vector wide; the copies are the parameters until the client is done;
 // - a linear layer's gradient is never stored: each vector of it goes straight into the update of its weights;
-// - a max-pool follows each convolution, so most of the gradient there is zero, and only the rest is visited.
+// - where a max-pool follows a convolution, most of the gradient there is zero, and only the rest is visited.
 //
+// Layers are in an order in which each comes behind its inputs; layers of images come first. Gradients go the other way,
+// and a value that several layers take gets the sum of theirs.
 // Rows are padded to whole vectors. Padding of weights is zero when training begins, and its gradient is zero, so it stays zero.
 // Nothing is kept between clients. Indices and labels are checked by the caller.
 
+#include "native_images.h"
 #include "native_layers.h"
 #include "native_noise.h"
 
@@ -35,11 +38,11 @@ struct Run {  // `count` numbers: from `at` on in the vector, from `place` on an
 
 template <class T> struct Network {
     std::vector<Layer<T>> layers;
-    size_t images = 0;  // this many layers, up to the first Flatten, take one sample after the other; the others take a batch
+    size_t images = 0;  // this many layers, up to the last Flatten, take one sample after the other; the others take a batch
     size_t sample = 0, classes = 0;
     Settings settings;
     Rule<T> rule;
-    Buffer<T> flat, scratch;
+    Buffer<T> flat;
     std::vector<Entry<T>> entries;
 
     Network(const Shape* shapes, size_t count, size_t longest, const Settings& chosen) : settings(chosen) {
@@ -48,92 +51,112 @@ template <class T> struct Network {
         rule.pulled = chosen.decay != 0 || chosen.anchored || chosen.corrected;
         sample = shapes[0].in * shapes[0].height * shapes[0].width;
         classes = shapes[count - 1].out;
-        size_t most = 0;
+        size_t pooled = 0;
         for (size_t q = 0; q < count; q++)
             if (shapes[q].kind == FLATTEN) images = q + 1;
+        layers.resize(count);
+        for (size_t q = 0; q < count; q++) static_cast<Shape&>(layers[q]) = shapes[q];
+        connect();
         for (size_t q = 0; q < count; q++) {
-            layers.emplace_back();
-            Layer<T>& layer = layers.back();
-            static_cast<Shape&>(layer) = shapes[q];
-            shape(layer, q < images, batch);
+            Layer<T>& layer = layers[q];
+            reserve(layer, q < images, batch);
             if (layer.kind == LINEAR && chosen.clip != 0) {
                 layer.clipped_inputs.assign(longest * layer.in, 0);
                 layer.clipped_slopes.assign(longest * layer.output_size, 0);
             }
-            const size_t into = layer.height * layer.width * layer.in_step, out = layer.out_height * layer.out_width * layer.out_step;
-            most = std::max({most, into, out});
-        }
-        size_t pooled = 0;
-        for (const Layer<T>& layer : layers)
             if (layer.kind == MAX_POOL) pooled = std::max(pooled, layer.output_size);
+        }
         entries.resize(pooled + 1);  // one more: a number that does not count is written, too
         if (!images) flat.assign(batch * sample, 0);
-        scratch.assign(images ? most : 0, 0);
     }
 
-    void shape(Layer<T>& layer, bool image, size_t batch) {
+    // What the layers are to each other.
+    void connect() {
+        std::vector<int64_t> takers(layers.size() + 1, 0), taker(layers.size() + 1, -1);
+        for (size_t q = 0; q < layers.size(); q++) {
+            Layer<T>& layer = layers[q];
+            layer.learns = layer.weight_at >= 0;
+            for (int64_t value : {layer.first, layer.second}) {
+                if (value > 0 && layers[value - 1].learns) layer.learns = true;
+                if (value >= 0) takers[value]++, taker[value] = q;
+            }
+        }
+        std::vector<bool> has(layers.size() + 1, false);
+        for (size_t q = layers.size(); q-- > 0;) {
+            Layer<T>& layer = layers[q];
+            if (layer.kind == CONVOLUTION && takers[q + 1] == 1 && layers[taker[q + 1]].kind == MAX_POOL) layer.pool = taker[q + 1];
+            const int64_t values[2] = {layer.first, layer.second};
+            for (int k = 0; k < 2; k++)
+                if (values[k] > 0) layer.adds[k] = has[values[k]], has[values[k]] = true;
+        }
+    }
+
+    void reserve(Layer<T>& layer, bool image, size_t batch) {
         layer.in_step = rounded(layer.in, LANES<T>), layer.out_step = rounded(layer.out, LANES<T>);
-        if (layer.kind == CONVOLUTION) {
-            const size_t lines = layer.height + 2 * layer.pad_height;
-            layer.row = layer.kernel_width * layer.in, layer.row_step = rounded(layer.row, 8);
-            layer.image_row = (layer.width + 2 * layer.pad_width) * layer.in;
-            layer.input_size = rounded(lines * layer.image_row + layer.row_step + 8, LANES<T>);
-            layer.output_size = layer.out_height * layer.out_width * layer.out_step;
-            layer.weight.reserve(layer.out * layer.kernel_height * layer.row_step, settings, true);
-            layer.offset.reserve(layer.out_step, settings, true);
-            layer.turned.assign(layer.kernel_height * layer.row * layer.out_step, 0);
-            layer.input.assign(batch * layer.input_size, 0), layer.output.assign(layer.output_size, 0);
-            layer.slope.assign(layer.input_size, 0);
-            for (int64_t y = 0; y < layer.out_height; y++)
-                for (int64_t x = 0; x < layer.out_width; x++)
-                    layer.corners.push_back(y * layer.stride_height * layer.image_row + x * layer.stride_width * layer.in);
-        } else if (layer.kind == MAX_POOL) {
-            layer.output_size = layer.out_height * layer.out_width * layer.in_step;
-            layer.output.assign(layer.output_size, 0), layer.largest.assign(batch * layer.output_size, 0);
-        } else if (image && layer.kind != FLATTEN) {
-            layer.output_size = layer.height * layer.width * layer.in_step;
-            layer.output.assign(batch * layer.output_size, 0);
-        } else {  // rows of features
-            layer.output_size = rounded(layer.out, LANES<T>);
+        if (!image || layer.kind == FLATTEN) {  // rows of features
+            layer.output_size = layer.kept = rounded(layer.out, LANES<T>);
             layer.output.assign(batch * layer.output_size, 0), layer.slope.assign(batch * layer.output_size, 0);
             if (layer.kind == LINEAR) {
                 layer.weight.reserve(layer.in * layer.output_size, settings, false);
                 layer.offset.reserve(layer.output_size, settings, false);
             }
+            return;
+        }
+        layer.output_size = layer.out_height * layer.out_width * layer.out_step;
+        if (layer.kind == RELU || layer.kind == TANH || layer.kind == SIGMOID) layer.kept = layer.output_size;
+        layer.output.assign((layer.kept ? batch : 1) * layer.output_size, 0), layer.slope.assign(layer.output_size, 0);
+        if (layer.kind == MAX_POOL) {
+            layer.largest.assign(batch * layer.output_size, 0);
+        } else if (layer.kind == GROUP_NORM) {
+            layer.weight.reserve(layer.in_step, settings, true), layer.offset.reserve(layer.in_step, settings, true);
+            layer.normal.assign(batch * layer.output_size, 0), layer.root.assign(batch * layer.in_step, 0);
+            layer.lanes.assign(2 * layer.in_step, 0);
+        } else if (layer.kind == CONVOLUTION) {
+            const size_t lines = layer.height + 2 * layer.pad_height;
+            layer.row = layer.kernel_width * layer.in, layer.row_step = rounded(layer.row, 8);
+            layer.image_row = (layer.width + 2 * layer.pad_width) * layer.in;
+            layer.input_size = rounded(lines * layer.image_row + layer.row_step + 8, LANES<T>);
+            layer.weight.reserve(layer.out * layer.kernel_height * layer.row_step, settings, true);
+            layer.offset.reserve(layer.out_step, settings, true);
+            layer.turned.assign(layer.kernel_height * layer.row * layer.out_step, 0);
+            if (layer.is_dense()) layer.turned_gradient.assign(layer.turned.size(), 0);
+            layer.input.assign(batch * layer.input_size, 0), layer.input_slope.assign(layer.input_size, 0);
+            for (int64_t y = 0; y < layer.out_height; y++)
+                for (int64_t x = 0; x < layer.out_width; x++)
+                    layer.corners.push_back(y * layer.stride_height * layer.image_row + x * layer.stride_width * layer.in);
         }
     }
 
     // Calls `each(parameter, run)` for every number of the vector, run by run.
     template <class Each> void walk(Each each) {
-        size_t at = 0;
         for (Layer<T>& layer : layers) {
             const size_t outputs = layer.out, inputs = layer.in, lines = layer.kernel_height, width = layer.kernel_width;
+            size_t at = layer.weight_at;
             if (layer.kind == LINEAR) {
                 for (size_t o = 0; o < outputs; o += LANES<T>)  // a panel, in blocks that stay in the nearest cache
                     for (size_t i = 0; i < inputs; i += BLOCK)
                         for (size_t lane = 0; lane < std::min(LANES<T>, outputs - o); lane++)
                             each(layer.weight, Run{at + (o + lane) * inputs + i, o * inputs + i * LANES<T> + lane, LANES<T>,
                                                    std::min(BLOCK, inputs - i)});
-                at += outputs * inputs;
             } else if (layer.kind == CONVOLUTION) {
                 for (size_t o = 0; o < outputs; o++)
                     for (size_t c = 0; c < inputs; c++)
                         for (size_t y = 0; y < lines; y++, at += width)
                             each(layer.weight, Run{at, (o * lines + y) * layer.row_step + c, inputs, width});
+            } else if (layer.kind == GROUP_NORM) {
+                each(layer.weight, Run{at, 0, 1, outputs});
             }
-            if ((layer.kind == LINEAR || layer.kind == CONVOLUTION) && layer.bias) {
-                each(layer.offset, Run{at, 0, 1, outputs});
-                at += outputs;
-            }
+            if (layer.bias) each(layer.offset, Run{size_t(layer.offset_at), 0, 1, outputs});
         }
     }
 
+    // `frozen`: of each layer its weight and its offset.
     void begin(const T* start, const T* anchor, const T* correction, const uint8_t* frozen) {
         for (Layer<T>& layer : layers)
             for (Parameter<T>* parameter : {&layer.weight, &layer.offset}) {
                 for (Buffer<T>* buffer : {&parameter->value, &parameter->velocity, &parameter->anchor, &parameter->correction})
                     std::fill(buffer->begin(), buffer->end(), T(0));
-                if (parameter == &layer.weight ? layer.weight.count > 0 : layer.bias && layer.offset.count > 0) parameter->moves = !*frozen++;
+                parameter->moves = !*frozen++;
             }
         walk([&](Parameter<T>& p, Run run) {
             run.scatter(start, p.value.data());
@@ -152,52 +175,59 @@ template <class T> struct Network {
             if (layer.kind == CONVOLUTION) layer.turn();
     }
 
-    const T* input_of(size_t q, size_t& step) const {  // of a layer of the flat part
-        step = q ? layers[q - 1].output_size : sample;
-        return q ? layers[q - 1].output.data() : flat.data();
+    const T* rows_of(int64_t value, size_t& step) const {  // of features
+        step = value ? layers[value - 1].output_size : sample;
+        return value ? layers[value - 1].output.data() : flat.data();
     }
 
-    void image_forward(size_t b, const T* x) {
-        bool raw = true;  // [channel][y][x], as the caller has it
+    void image_forward(size_t b, const T* raw) {  // of a sample [channel][y][x], as the caller has it
         for (size_t q = 0; q < images; q++) {
             Layer<T>& layer = layers[q];
+            const auto output_of = [&](int64_t value) { return &layers[value - 1].output[b * layers[value - 1].kept]; };
+            const bool is_raw = layer.first == 0;
+            const T* x = is_raw ? raw : output_of(layer.first);
             const size_t pixels = layer.height * layer.width, in = layer.in;
-            if (layer.kind == CONVOLUTION) {
-                T* input = &layer.input[b * layer.input_size];
-                const size_t pixel_step = raw ? 1 : layer.in_step, channel_step = raw ? pixels : 1, width = layer.width;
-                for (int64_t y = 0; y < layer.height; y++) {
-                    T* to = input + (y + layer.pad_height) * layer.image_row + layer.pad_width * in;
-                    const T* from = x + y * width * pixel_step;
-                    for (size_t p = 0; p < width; p++, from += pixel_step, to += in)
-                        for (size_t c = 0; c < in; c++) to[c] = from[c * channel_step];
+            const size_t pixel_step = is_raw ? 1 : layer.in_step, channel_step = is_raw ? pixels : 1;
+            T* to = &layer.output[b * layer.kept];
+            switch (layer.kind) {
+                case CONVOLUTION: {
+                    T* input = &layer.input[b * layer.input_size];
+                    for (int64_t y = 0; y < layer.height; y++) {
+                        T* line = input + (y + layer.pad_height) * layer.image_row + layer.pad_width * in;
+                        const T* from = x + y * layer.width * pixel_step;
+                        for (int64_t p = 0; p < layer.width; p++, from += pixel_step, line += in)
+                            for (size_t c = 0; c < in; c++) line[c] = from[c * channel_step];
+                    }
+                    if (layer.stride_width * layer.in == 1)
+                        convolution_forward<T, 1>(layer, input);
+                    else
+                        convolution_forward<T, 0>(layer, input);
+                    break;
                 }
-                if (layer.stride_width * layer.in == 1)
-                    convolution_forward<T, 1>(layer, input);
-                else
-                    convolution_forward<T, 0>(layer, input);
-                x = layer.output.data();
-            } else if (layer.kind == MAX_POOL) {
-                pool_forward(layer, x, &layer.largest[b * layer.output_size]);
-                x = layer.output.data();
-            } else if (layer.kind == FLATTEN) {
-                T* to = &layer.output[b * layer.output_size];
-                if (raw)
-                    std::copy(x, x + in * pixels, to);
-                else
+                case MAX_POOL: pool_forward(layer, x, &layer.largest[b * layer.output_size]); break;
+                case AVERAGE_POOL: average_forward(layer, x); break;
+                case GROUP_NORM: group_norm_forward(layer, x, &layer.normal[b * layer.output_size], &layer.root[b * layer.in_step]); break;
+                case ADD:
+                    std::copy_n(x, layer.output_size, to);
+                    add(output_of(layer.second), to, layer.output_size);
+                    break;
+                case FLATTEN:
                     for (size_t p = 0; p < pixels; p++)
-                        for (size_t c = 0; c < in; c++) to[c * pixels + p] = x[p * layer.in_step + c];
-            } else {
-                T* to = &layer.output[b * layer.output_size];
-                activate(layer.kind, x, to, layer.output_size);
-                x = to;
+                        for (size_t c = 0; c < in; c++) to[c * pixels + p] = x[p * pixel_step + c * channel_step];
+                    break;
+                case PIXELS:
+                    for (size_t p = 0; p < pixels; p++)
+                        for (size_t c = 0; c < in; c++) to[p * layer.in_step + c] = x[p * pixel_step + c * channel_step];
+                    break;
+                default: activate(layer.kind, x, to, layer.output_size);
             }
-            raw = false;
         }
     }
 
     // What a max-pool hands back to a convolution: the numbers that are not zero.
-    size_t list(const Layer<T>& pool, const Layer<T>& before, size_t b, const T* slope) {
+    size_t list(const Layer<T>& pool, const Layer<T>& before, size_t b) {
         const size_t in = pool.in, step = pool.in_step, pixels = pool.out_height * pool.out_width;
+        const T* slope = pool.slope.data();
         const Integer<T>* largest = &pool.largest[b * pool.output_size];
         const int32_t* corners = before.corners.data();
         Entry<T>* entry = entries.data();
@@ -209,32 +239,67 @@ template <class T> struct Network {
         return entry - entries.data();
     }
 
+    // Where layer `q` adds the gradient of its first or second (`k` = 1) input, of `count` numbers. Null: nothing before learns.
+    T* slope_of_input(size_t q, int k, size_t b, size_t count) {
+        Layer<T>& layer = layers[q];
+        const int64_t value = k ? layer.second : layer.first;
+        if (value <= 0 || !layers[value - 1].learns) return nullptr;
+        Layer<T>& before = layers[value - 1];
+        const bool of_rows = size_t(value) > images || before.kind == FLATTEN;
+        T* to = &before.slope[of_rows ? b * before.output_size : 0];
+        if (!layer.adds[k]) std::fill_n(to, count, T(0));
+        return to;
+    }
+
     void image_backward(size_t b) {
-        T* slope = scratch.data();
-        size_t listed = 0;  // numbers of the gradient that are in `entries`
         for (size_t q = images; q-- > 0;) {
             Layer<T>& layer = layers[q];
+            if (!layer.learns || (layer.kind == MAX_POOL && layers[layer.first - 1].pool == int64_t(q))) continue;
             const size_t pixels = layer.height * layer.width, in = layer.in;
-            if (layer.kind == FLATTEN) {
-                const T* from = &layer.slope[b * layer.output_size];
+            const T* slope = &layer.slope[layer.kind == FLATTEN ? b * layer.output_size : 0];
+            T* to = slope_of_input(q, 0, b, pixels * layer.in_step);
+            if (layer.kind == CONVOLUTION) {
+                convolution_backward(layer, b, to);
+            } else if (layer.kind == GROUP_NORM) {
+                group_norm_backward(layer, slope, &layer.normal[b * layer.output_size], &layer.root[b * layer.in_step], to);
+            } else if (layer.kind == ADD) {
+                if (to) add(slope, to, layer.output_size);
+                T* other = slope_of_input(q, 1, b, layer.output_size);
+                if (other) add(slope, other, layer.output_size);
+            } else if (!to) {
+                continue;
+            } else if (layer.kind == FLATTEN) {
                 for (size_t p = 0; p < pixels; p++)
-                    for (size_t c = 0; c < in; c++) slope[p * layer.in_step + c] = from[c * pixels + p];
+                    for (size_t c = 0; c < in; c++) to[p * layer.in_step + c] += slope[c * pixels + p];
             } else if (layer.kind == MAX_POOL) {
-                listed = list(layer, layers[q - 1], b, slope);
-            } else if (layer.kind == CONVOLUTION) {
-                const T* input = &layer.input[b * layer.input_size];
-                if (q == 0) return sparse_backward<T, false>(layer, entries, listed, input);
-                std::fill(layer.slope.begin(), layer.slope.end(), T(0));
-                sparse_backward<T, true>(layer, entries, listed, input);
-                for (int64_t y = 0; y < layer.height; y++) {
-                    const T* from = &layer.slope[(y + layer.pad_height) * layer.image_row + layer.pad_width * in];
-                    T* to = slope + y * layer.width * layer.in_step;
-                    for (int64_t p = 0; p < layer.width; p++, from += in, to += layer.in_step)
-                        for (size_t c = 0; c < in; c++) to[c] = from[c];
-                }
+                pool_backward(layer, slope, &layer.largest[b * layer.output_size], to);
+            } else if (layer.kind == AVERAGE_POOL) {
+                average_backward(layer, slope, to);
             } else {
-                activate_backward(layer.kind, &layer.output[b * layer.output_size], slope, layer.output_size);
+                activate_backward(layer.kind, &layer.output[b * layer.kept], slope, to, layer.output_size);
             }
+        }
+    }
+
+    void convolution_backward(Layer<T>& layer, size_t b, T* to) {
+        const T* input = &layer.input[b * layer.input_size];
+        if (to) std::fill(layer.input_slope.begin(), layer.input_slope.end(), T(0));
+        if (layer.is_dense()) {
+            dense_gradient(layer, layer.slope.data(), input);
+            if (to) dense_slope(layer, layer.slope.data());
+        } else {
+            const size_t count = list(layers[layer.pool], layer, b);
+            if (to)
+                sparse_backward<T, true>(layer, entries, count, input);
+            else
+                sparse_backward<T, false>(layer, entries, count, input);
+        }
+        if (!to) return;
+        const size_t in = layer.in;
+        for (int64_t y = 0; y < layer.height; y++) {
+            const T* from = &layer.input_slope[(y + layer.pad_height) * layer.image_row + layer.pad_width * in];
+            for (int64_t p = 0; p < layer.width; p++, from += in, to += layer.in_step)
+                for (size_t c = 0; c < in; c++) to[c] += from[c];
         }
     }
 
@@ -247,13 +312,22 @@ template <class T> struct Network {
                 std::copy(from, from + sample, &flat[b * sample]);
         }
         for (size_t q = images; q < layers.size(); q++) {
-            size_t step;
-            const T* input = input_of(q, step);
+            size_t step, other_step;
             Layer<T>& layer = layers[q];
-            if (layer.kind == LINEAR)
+            const T* input = rows_of(layer.first, step);
+            if (layer.kind == LINEAR) {
                 linear_forward(layer, batch, input, step);
-            else
-                for (size_t b = 0; b < batch; b++) activate(layer.kind, input + b * step, &layer.output[b * layer.output_size], layer.in);
+                continue;
+            }
+            for (size_t b = 0; b < batch; b++) {
+                T* to = &layer.output[b * layer.output_size];
+                if (layer.kind == ADD) {
+                    std::copy_n(input + b * step, layer.in, to);
+                    add(rows_of(layer.second, other_step) + b * other_step, to, layer.in);
+                } else {
+                    activate(layer.kind, input + b * step, to, layer.in);
+                }
+            }
         }
     }
 
@@ -270,26 +344,37 @@ template <class T> struct Network {
         }
     }
 
-    void backward(size_t batch) {  // the gradients of convolutions, and the slopes of all layers
+    void backward(size_t batch) {  // the gradients of convolutions and GroupNorms, and the slopes of all layers
         for (size_t q = layers.size(); q-- > images;) {
-            if (q == 0 || (q == images && images == 1)) break;  // what is before has no parameters
             Layer<T>& layer = layers[q];
-            Layer<T>& before = layers[q - 1];
-            if (layer.kind == LINEAR) {
-                linear_backward(layer, batch, before.slope.data(), before.output_size);
-                continue;
-            }
-            for (size_t b = 0; b < batch; b++) {
-                T* to = &before.slope[b * before.output_size];
-                std::copy_n(&layer.slope[b * layer.output_size], layer.in, to);
-                activate_backward(layer.kind, &layer.output[b * layer.output_size], to, layer.in);
+            for (int k = 0; k < 1 + (layer.kind == ADD); k++) {
+                const int64_t value = k ? layer.second : layer.first;
+                const size_t step = value ? layers[value - 1].output_size : 0;
+                T* to = slope_of_input(q, k, 0, batch * step);
+                if (!to) continue;
+                if (layer.kind == LINEAR) {
+                    linear_backward(layer, batch, to, step);
+                    continue;
+                }
+                for (size_t b = 0; b < batch; b++, to += step) {
+                    const T* slope = &layer.slope[b * layer.output_size];
+                    if (layer.kind == ADD)
+                        add(slope, to, layer.in);
+                    else
+                        activate_backward(layer.kind, &layer.output[b * layer.output_size], slope, to, layer.in);
+                }
             }
         }
-        for (size_t q = 0; q < images; q++)
+        for (size_t q = 0; q < images; q++) {
             for (Parameter<T>* parameter : {&layers[q].weight, &layers[q].offset})
                 std::fill(parameter->gradient.begin(), parameter->gradient.end(), T(0));
-        if (images > 1)
-            for (size_t b = 0; b < batch; b++) image_backward(b);
+            std::fill(layers[q].turned_gradient.begin(), layers[q].turned_gradient.end(), T(0));
+        }
+        for (size_t b = 0; b < batch; b++) image_backward(b);
+        for (size_t q = 0; q < images; q++) {
+            if (layers[q].is_dense()) layers[q].turn_back();
+            if (layers[q].kind == CONVOLUTION) layers[q].clear_padding();
+        }
     }
 
     // The sum over a batch of gradients, each scaled down to the norm `clip`, in float64. A sample is computed by itself, so it adds the
@@ -317,9 +402,8 @@ template <class T> struct Network {
             Layer<T>& layer = layers[q];
             size_t step;
             if (layer.kind == LINEAR) {
-                sum += (squares(input_of(q, step), layer.in) + double(layer.bias)) * squares(layer.slope.data(), layer.out);
-            } else if (layer.kind == CONVOLUTION) {
-                layer.clear_padding();
+                sum += (squares(rows_of(layer.first, step), layer.in) + double(layer.bias)) * squares(layer.slope.data(), layer.out);
+            } else if (layer.stores_gradient()) {
                 sum += squares(layer.weight.gradient.data(), layer.weight.count);
                 if (layer.bias) sum += squares(layer.offset.gradient.data(), layer.out);
             }
@@ -332,11 +416,11 @@ template <class T> struct Network {
             Layer<T>& layer = layers[q];
             if (layer.kind == LINEAR) {
                 size_t step;
-                const T* input = input_of(q, step);
+                const T* input = rows_of(layer.first, step);
                 double *inputs = &layer.clipped_inputs[b * layer.in], *slopes = &layer.clipped_slopes[b * layer.output_size];
                 for (int64_t i = 0; i < layer.in; i++) inputs[i] = finite ? double(input[i]) : 0.0;
                 for (int64_t o = 0; o < layer.out; o++) slopes[o] = finite ? double(layer.slope[o]) * factor : 0.0;
-            } else if (layer.kind == CONVOLUTION && finite) {
+            } else if (layer.stores_gradient() && finite) {
                 for (size_t k = 0; k < layer.weight.count; k++) layer.weight.sum[k] += double(layer.weight.gradient[k]) * factor;
                 for (int64_t o = 0; o < layer.out * layer.bias; o++) layer.offset.sum[o] += double(layer.offset.gradient[o]) * factor;
             }
@@ -362,13 +446,12 @@ template <class T> struct Network {
             Layer<T>& layer = layers[q];
             if (layer.kind == LINEAR) {
                 size_t stride;
-                const T* input = input_of(q, stride);
+                const T* input = rows_of(layer.first, stride);
                 linear_update(layer, batch, input, stride, rule);
-            } else if (layer.kind == CONVOLUTION) {
-                layer.clear_padding();
+            } else if (layer.stores_gradient()) {
                 layer.weight.update(rule);
                 if (layer.bias) layer.offset.update(rule);
-                layer.turn();
+                if (layer.kind == CONVOLUTION) layer.turn();
             }
         }
     }

@@ -1,4 +1,4 @@
-// The layers of `native.cpp`: vectors, parameters and their update, linear layers, convolutions, max-pools, activations.
+// For `native.cpp`: vectors, descriptions of layers, parameters and their update, linear layers, activations. `native_images.h` has the rest.
 
 #pragma once
 
@@ -81,11 +81,30 @@ template <class T> inline T exponential(T x) {  // within 2 units in the last pl
     return below ? T(0) : sum * power_of_two(shifted);
 }
 
-enum Kind : int64_t { LINEAR, CONVOLUTION, MAX_POOL, RELU, TANH, SIGMOID, FLATTEN };
+template <class T> inline T hyperbolic(T x) {  // Cephes' tanh: a polynomial, or a quotient of two, near zero
+    constexpr bool single = sizeof(T) == 4;
+    const T size = x < 0 ? -x : x, z = x * x, far = 1 - 2 / (exponential(2 * size) + 1);
+    T near;
+    if (single) {
+        near = T(-5.70498872745e-3);
+        for (T k : {T(2.06390887954e-2), T(-5.37397155531e-2), T(1.33314422036e-1), T(-3.33332819422e-1)}) near = near * z + k;
+    } else {
+        const T above = (T(-9.64399179425052238628e-1) * z - T(9.92877231001918586564e1)) * z - T(1.61468768441708447952e3);
+        near = above / (((z + T(1.12811678491632931402e2)) * z + T(2.23548839060100448583e3)) * z + T(4.84406305325125486048e3));
+    }
+    return size > T(0.625) ? (x < 0 ? -far : far) : x + x * z * near;
+}
+
+enum Kind : int64_t { LINEAR, CONVOLUTION, MAX_POOL, RELU, TANH, SIGMOID, FLATTEN, GROUP_NORM, AVERAGE_POOL, ADD, PIXELS };
 
 struct Shape {  // a row of the description of a network
     int64_t kind, in, height, width, out, out_height, out_width, kernel_height, kernel_width, stride_height, stride_width, pad_height,
-        pad_width, bias, relu;  // `relu`: a max-pool that a ReLU precedes or follows
+        pad_width, bias;
+    int64_t relu;                  // a max-pool that a ReLU follows
+    int64_t first, second;         // values: 0 is the network's input, k the output of layer k - 1; -1: there is no second one
+    int64_t weight_at, offset_at;  // the place of the parameters in the vector, their first numbers
+    int64_t groups;
+    double eps;
 };
 
 struct Settings {  // v ← momentum·v + g + decay·w + prox·(w − anchor) + correction;  w ← w − rate·v
@@ -154,29 +173,37 @@ template <class T> struct Layer : Shape {
     size_t row = 0, row_step = 0;         // numbers of a row of a convolution's kernel, without and with padding
     size_t image_row = 0;                 // numbers of a row of a convolution's padded input
     size_t input_size = 0, output_size = 0;  // numbers of a sample, with padding
+    size_t kept = 0;                      // how far the outputs of two samples are apart; 0: those of one sample are kept
+    int64_t pool = -1;                    // of a convolution whose output only a max-pool takes: that layer, else -1
+    bool learns = false;                  // whether this layer or one before has parameters
+    bool adds[2] = {false, false};        // whether a later layer has handed a gradient back to the same input
     Parameter<T> weight, offset;
-    Buffer<T> turned;                     // a convolution's weights with the output channels last
-    Buffer<T> input, output, slope;       // `slope`: the gradient of the output, of a convolution that of the input
+    Buffer<T> turned, turned_gradient;    // a convolution's weights with the output channels last, and their gradient
+    Buffer<T> input, output, slope;       // `slope`: the gradient of the output
+    Buffer<T> input_slope;                // the gradient of a convolution's padded input
+    Buffer<T> normal, root, lanes;        // of GroupNorm: the normalised input, 1 / deviation by channel, sums by channel
     Buffer<double> clipped_inputs, clipped_slopes;  // of a linear layer, for each sample, the slopes scaled down
     std::vector<int32_t> corners;         // of each pixel of a convolution's output, the first number of the input under the kernel
     Buffer<Integer<T>> largest;           // the pixel that each output of a max-pool has its value from, -1: none
 
+    bool is_dense() const { return kind == CONVOLUTION && pool < 0; }
+    bool stores_gradient() const { return kind == CONVOLUTION || kind == GROUP_NORM; }
     void turn() {
         for (int64_t c = 0; c < out; c++)
             for (int64_t y = 0; y < kernel_height; y++)
                 for (size_t j = 0; j < row; j++)
                     turned[(y * row + j) * out_step + c] = weight.value[(c * kernel_height + y) * row_step + j];
     }
+    void turn_back() {  // the gradient of a dense convolution
+        for (int64_t c = 0; c < out; c++)
+            for (int64_t y = 0; y < kernel_height; y++)
+                for (size_t j = 0; j < row; j++)
+                    weight.gradient[(c * kernel_height + y) * row_step + j] = turned_gradient[(y * row + j) * out_step + c];
+    }
     void clear_padding() {  // of a convolution's gradient
         for (size_t line = 0; line < size_t(out * kernel_height); line++)
             std::fill_n(weight.gradient.data() + line * row_step + row, row_step - row, T(0));
     }
-};
-
-template <class T> struct Entry {  // a number of the gradient of a convolution's output
-    int32_t corner;  // the first number of the input that it is made of
-    int32_t channel;
-    T slope;
 };
 
 // ---- linear layers: weights as panels of LANES outputs, [panel][input][lane] ----------------------------------------------------------
@@ -224,7 +251,7 @@ template <class T> void linear_forward(Layer<T>& layer, size_t batch, const T* x
     }
 }
 
-// The gradient of the inputs from `first` to `end`.
+// Adds the gradient of the inputs from `first` to `end`.
 template <class T, int ROWS>
 inline void input_slopes(Layer<T>& layer, size_t first, size_t end, size_t rows, const T* slope, T* to, size_t to_step) {
     if constexpr (ROWS > 1) {
@@ -238,7 +265,7 @@ inline void input_slopes(Layer<T>& layer, size_t first, size_t end, size_t rows,
             const Vec<T> w = load(weight + at * inputs);
             UNROLL for (int r = 0; r < ROWS; r++) sums[r] += w * load(slope + r * step + at);
         }
-        UNROLL for (int r = 0; r < ROWS; r++) to[r * to_step + i] = total(sums[r]);
+        UNROLL for (int r = 0; r < ROWS; r++) to[r * to_step + i] += total(sums[r]);
     }
 }
 
@@ -317,122 +344,28 @@ template <class T> double squares(const T* values, size_t count) {
     return sum;
 }
 
-// ---- convolutions: inputs [y][x][channel] with their padding, weights [output][kernel y][kernel x · channel] --------------------------
-
-// `NEXT`: how far apart the inputs of two neighbours lie, if it is known when this is compiled.
-template <class T, int PIXELS, int PANELS, int NEXT>
-inline void convolution_tile(const Layer<T>& layer, const T* x, const T* weight, const T* offset, T* out) {
-    const size_t next = NEXT ? NEXT : layer.stride_width * layer.in, row = layer.row, step = layer.out_step;
-    Vec<T> sums[PIXELS][PANELS];
-    UNROLL for (int q = 0; q < PIXELS; q++)
-        UNROLL for (int p = 0; p < PANELS; p++) sums[q][p] = load(offset + p * LANES<T>);
-    for (int64_t y = 0; y < layer.kernel_height; y++, x += layer.image_row) {
-        for (size_t j = 0; j < row; j++, weight += step) {
-            Vec<T> w[PANELS];
-            UNROLL for (int p = 0; p < PANELS; p++) w[p] = load(weight + p * LANES<T>);
-            UNROLL for (int q = 0; q < PIXELS; q++)
-                UNROLL for (int p = 0; p < PANELS; p++) sums[q][p] += w[p] * x[q * next + j];
-        }
-    }
-    UNROLL for (int q = 0; q < PIXELS; q++)
-        UNROLL for (int p = 0; p < PANELS; p++) store(out + q * step + p * LANES<T>, sums[q][p]);
-}
-
-template <class T, int PIXELS, int PANELS, int NEXT>
-void convolution_row(const Layer<T>& layer, const T* x, const T* weight, const T* offset, T* out) {
-    const size_t next = layer.stride_width * layer.in, step = layer.out_step, width = layer.out_width;
-    size_t at = 0;
-    for (; at + PIXELS <= width; at += PIXELS) convolution_tile<T, PIXELS, PANELS, NEXT>(layer, x + at * next, weight, offset, out + at * step);
-    for (; at + 4 <= width; at += 4) convolution_tile<T, 4, PANELS, NEXT>(layer, x + at * next, weight, offset, out + at * step);
-    for (; at < width; at++) convolution_tile<T, 1, PANELS, NEXT>(layer, x + at * next, weight, offset, out + at * step);
-}
-
-template <class T, int NEXT> void convolution_forward(Layer<T>& layer, const T* input) {
-    for (int64_t y = 0; y < layer.out_height; y++) {
-        const T* x = input + y * layer.stride_height * layer.image_row;
-        T* out = &layer.output[y * layer.out_width * layer.out_step];
-        size_t c = 0;
-        for (; c + 2 * LANES<T> <= layer.out_step; c += 2 * LANES<T>)
-            convolution_row<T, 6, 2, NEXT>(layer, x, &layer.turned[c], &layer.offset.value[c], out + c);
-        if (c < layer.out_step) convolution_row<T, 8, 1, NEXT>(layer, x, &layer.turned[c], &layer.offset.value[c], out + c);
-    }
-}
-
-// Adds to the gradients what a few entries give. `VECTORS`: of a row, if it is known when this is compiled.
-template <class T, int VECTORS, bool BACKWARD>
-void sparse_rows(Layer<T>& layer, const std::vector<Entry<T>>& entries, size_t count, const T* input) {
-    const size_t vectors = VECTORS ? VECTORS : layer.row_step / LANES<T>, image_row = layer.image_row, row_step = layer.row_step;
-    const int64_t lines = layer.kernel_height;
-    T *gradients = layer.weight.gradient.data(), *offsets = layer.offset.gradient.data(), *slopes = layer.slope.data();
-    const T* weights = layer.weight.value.data();
-    const Entry<T>* entry = entries.data();
-    for (const Entry<T>* last = entry + count; entry < last; entry++) {
-        const T factor = entry->slope;
-        T *gradient = gradients + entry->channel * lines * row_step, *slope = slopes + entry->corner;
-        const T *weight = weights + entry->channel * lines * row_step, *x = input + entry->corner;
-        offsets[entry->channel] += factor;
-        for (int64_t y = 0; y < lines; y++, x += image_row, slope += image_row, gradient += row_step, weight += row_step) {
-            UNROLL for (size_t k = 0; k < vectors * LANES<T>; k += LANES<T>) {
-                store(gradient + k, load(gradient + k) + load(x + k) * factor);
-                if (BACKWARD) store(slope + k, load(slope + k) + load(weight + k) * factor);
-            }
-        }
-    }
-}
-
-template <class T, bool BACKWARD>
-void sparse_backward(Layer<T>& layer, const std::vector<Entry<T>>& entries, size_t count, const T* input) {
-    switch (layer.row_step / LANES<T>) {
-        case 1: return sparse_rows<T, 1, BACKWARD>(layer, entries, count, input);
-        case 2: return sparse_rows<T, 2, BACKWARD>(layer, entries, count, input);
-        case 4: return sparse_rows<T, 4, BACKWARD>(layer, entries, count, input);
-        default: return sparse_rows<T, 0, BACKWARD>(layer, entries, count, input);
-    }
-}
-
 // ---- layers without parameters --------------------------------------------------------------------------------------------------------
 
 template <class T> void activate(int64_t kind, const T* x, T* y, size_t count) {  // a NaN stays one
     if (kind == RELU)
         for (size_t i = 0; i < count; i++) y[i] = x[i] < 0 ? T(0) : x[i];
     else if (kind == TANH)
-        for (size_t i = 0; i < count; i++) y[i] = std::tanh(x[i]);
+        for (size_t i = 0; i < count; i++) y[i] = hyperbolic(x[i]);
     else
         for (size_t i = 0; i < count; i++) y[i] = T(1) / (T(1) + exponential(-x[i]));
 }
 
-template <class T> void activate_backward(int64_t kind, const T* y, T* slope, size_t count) {
+template <class T> void activate_backward(int64_t kind, const T* y, const T* slope, T* to, size_t count) {  // adds to `to`
     if (kind == RELU)
-        for (size_t i = 0; i < count; i++) slope[i] = y[i] <= 0 ? T(0) : slope[i];
+        for (size_t i = 0; i < count; i++) to[i] += y[i] <= 0 ? T(0) : slope[i];
     else if (kind == TANH)
-        for (size_t i = 0; i < count; i++) slope[i] *= 1 - y[i] * y[i];
+        for (size_t i = 0; i < count; i++) to[i] += slope[i] * (1 - y[i] * y[i]);
     else
-        for (size_t i = 0; i < count; i++) slope[i] *= y[i] * (1 - y[i]);
+        for (size_t i = 0; i < count; i++) to[i] += slope[i] * (y[i] * (1 - y[i]));
 }
 
-template <class T> void pool_forward(Layer<T>& layer, const T* x, Integer<T>* largest) {
-    const T none = layer.relu ? T(0) : -std::numeric_limits<T>::infinity();
-    for (int64_t y = 0; y < layer.out_height; y++)
-        for (int64_t q = 0; q < layer.out_width; q++) {
-            const int64_t top = y * layer.stride_height - layer.pad_height, left = q * layer.stride_width - layer.pad_width;
-            const int64_t first = std::max<int64_t>(0, top), end = std::min(layer.height, top + layer.kernel_height);
-            const int64_t from = std::max<int64_t>(0, left), until = std::min(layer.width, left + layer.kernel_width);
-            const size_t to = (y * layer.out_width + q) * layer.in_step;
-            for (size_t c = 0; c < layer.in_step; c += LANES<T>) {
-                Vec<T> most = Vec<T>{} + none;
-                Index<T> place = Index<T>{} - 1;
-                for (int64_t line = first; line < end; line++)
-                    for (int64_t column = from; column < until; column++) {
-                        const Integer<T> pixel = line * layer.width + column;
-                        const Vec<T> values = load(x + pixel * layer.in_step + c);
-                        const auto more = (values > most) | (values != values);  // a NaN is the largest, as torch has it
-                        most = more ? values : most;
-                        place = more ? Index<T>{} + pixel : place;
-                    }
-                store(&layer.output[to + c], most);
-                *reinterpret_cast<Index<T>*>(largest + to + c) = place;
-            }
-        }
+template <class T> inline void add(const T* from, T* to, size_t count) {
+    for (size_t i = 0; i < count; i++) to[i] += from[i];
 }
 
 }  // namespace

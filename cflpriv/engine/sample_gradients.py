@@ -11,9 +11,9 @@ from torch.func import functional_call, grad, vmap
 from ..errors import InputError
 from ..types import Array, ClientData, Loss
 from .device import placed, tensor
-from .layers import stack_layers
 from .losses import loss_of
 from .models import Model
+from .operations import unchanged
 from .own_modules import flat, slopes
 
 __all__ = ["gradients_by_sample", "sample_gradients", "summed_directions"]
@@ -129,9 +129,14 @@ def _summed_blocks(model: Model, vector: Array, data: ClientData, weights: Array
 
 def _dense(module: nn.Module) -> bool:
     """Whether a module applies linear layers to whole samples, one after the other, each with parameters of its own."""
-    if type(module) is not nn.Sequential or not len(module) or type(module[0]) is not nn.Flatten or stack_layers(module) is None:
+    if (
+        type(module) is not nn.Sequential
+        or not len(module)
+        or type(module[0]) is not nn.Flatten
+        or not all(map(unchanged, module.modules()))
+    ):
         return False
-    own = sum(len(list(layer.parameters())) for layer in module)
+    own = sum(1 + (layer.bias is not None) for layer in module if isinstance(layer, nn.Linear))  # frozen ones are no parameters
     return all(type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) for layer in module) and own == len(list(module.parameters()))
 
 

@@ -1,7 +1,7 @@
 """Worker processes for the runs of a sweep: each makes one run after the other, and ends with its parent."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_all_start_methods, get_context, parent_process
@@ -9,11 +9,13 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
+from ...engine.device import resolved
+from ...engine.threads import cores
 from ...engine.workers import BEGUN, UNGUARDED
 from ...errors import InputError
 from ...plugins import loaded_plugins, run_plugins
 
-__all__ = ["ended"]
+__all__ = ["ended", "processes_for"]
 
 
 class NamedJob(Protocol):
@@ -24,6 +26,11 @@ class NamedJob(Protocol):
 
 
 One = TypeVar("One", bound=NamedJob)
+
+
+def processes_for(devices: Iterable[str], each: int = 1) -> int:
+    """The processes that share runs on these devices by default: one a core, fewer if a run has `each` processes itself; on a GPU one."""
+    return 1 if any(resolved(device) == "cuda" for device in devices) else max(1, cores() // each)
 
 
 def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ A sweep is an experiment with a section `[sweep]`:
     keys         any other dotted key with its values: {"training.lr" = [0.1, 0.01]}; a list is a value, too
     seeds        each is both run.seed and data.seed, the same list for every setting, so that settings compare as pairs
     audit        whether to attack every finished run that recorded payloads; `attacks` names attacks, `budget` their budget
-    workers      how many processes
+    workers      how many processes; default: one a core, on a GPU one
     choose       keep only the best run, at a stated ε (`choose`); `private_choice.run_choice` makes such a sweep
 
 The file's own sections hold for every cell. [algorithm] stands under the entries of its name, and [protection] under each table of
@@ -33,6 +33,7 @@ from ...files import toml_text
 from ...keys import check_ranges
 from ..config.config import Config, changed, parse_config, read_tree, tuples
 from ..config.sections import RunSection
+from ..run.workers import processes_for
 from ..trust import idle_code, in_run_folder
 from .choose import Choose, check_choose, parse_choose
 
@@ -170,8 +171,10 @@ def _sweep(tree: Mapping[str, Any], source: str, trust: bool) -> Sweep:
     names = [cell.name for cell in cells]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{source}: [sweep] two cells are called {twice!r}; give their algorithms or protections a `label`")
+    runs = [cell.config.run for cell in cells if cell.config is not None]
+    workers = sweep.get("workers") or processes_for({run.device for run in runs}, max((run.workers for run in runs), default=1))
     return Sweep(
-        cells, text, sweep.get("workers", 1), sweep.get("audit", choose is None), tuple(sweep.get("attacks", ())),
+        cells, text, workers, sweep.get("audit", choose is None), tuple(sweep.get("attacks", ())),
         sweep.get("budget", ""), choose,
     )  # fmt: skip
 

@@ -16,8 +16,7 @@ from torch import nn
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
 from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, compiled, fast
-from cflpriv.engine.layers import Residual
-from cflpriv.engine.models import Model
+from cflpriv.engine.models import Model, Residual
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
 from cflpriv.experiments.config.config import parse_config

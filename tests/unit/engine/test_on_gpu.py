@@ -46,14 +46,14 @@ def test_a_replayed_graph_is_the_eager_step(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Own(torch.nn.Module):
-    """No Sequential: torch's vmap takes it."""
+    """An operation without a stacked form: torch's vmap takes it."""
 
     def __init__(self, waits: bool) -> None:
         super().__init__()
         self.layer, self.waits = torch.nn.Linear(16, 3), waits
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.tanh(self.layer(x.flatten(1)))
+        out: torch.Tensor = torch.nn.functional.softsign(self.layer(x.flatten(1)))
         return out * torch.tensor(2.0, dtype=x.dtype, device=x.device) if self.waits else out
 
 

@@ -13,6 +13,7 @@ from importlib import import_module, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tomli_w
@@ -529,3 +530,11 @@ def test_one_round_by_hand_runs(capsys: pytest.CaptureFixture[str]) -> None:
     found, truth = (re.findall(rf"{words}: +({{.*}})", said)[0] for words in ("clusters found", "true groups"))
     assert found == truth  # clusters are numbered by first client, as the groups are here
     assert "secagg Masked" in said
+
+
+def test_a_sweep_takes_one_process_a_core_where_nobody_says() -> None:
+    with patch("cflpriv.experiments.run.workers.cores", lambda: 8):
+        assert parse_sweep({**BASE, "sweep": {"seeds": [0]}}).workers == 8
+        assert parse_sweep({**BASE, "sweep": {"seeds": [0], "workers": 3}}).workers == 3
+        shared = {**BASE, "run": {**BASE.get("run", {}), "workers": 3}}
+        assert parse_sweep({**shared, "sweep": {"seeds": [0]}}).workers == 2
