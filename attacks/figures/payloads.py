@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...contract.transcript import Message
-from ..adversary import AdversaryView
+from ..adversary import INITIAL, AdversaryView
 
 __all__ = [
     "ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "part_of", "parts_in_rows", "parts_of", "readers_in",
@@ -125,6 +125,7 @@ def _of_others(view: AdversaryView, message: Message) -> bool:
     """Whether a payload may depend on the data of a client that does not collude: not what the server sends before anything was trained."""
     first = message.operation == "compute" and message.source == "server" and message.round <= 0
     untrained = first and not any(other.index < message.index and other.source == "clients" for other in view.messages)
+    untrained = message.context.get(INITIAL, untrained)  # released models come without what clients sent
     own = message.source == "clients" and bool(message.clients) and set(message.clients) <= set(view.coalition)
     return not untrained and not own
 
