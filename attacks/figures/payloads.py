@@ -69,10 +69,10 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gram", ".*", "rows", "data", (*_ROWS, "gram_updates", *_ALIKE)),
     PayloadPart("gather", "scores", "scores", "data", ("influence",)),
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
-    PayloadPart("gather", "changed", "changed", "data"),
+    PayloadPart("gather", "changed", "changed", "data", _ALIKE),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses", "data", _ALIKE, leaves="label shares, by losses at models that are known"),
-    PayloadPart("gather", ".*", "correct|count|loss|confusion|errors", "data", _ALIKE, leaves="numbers of test samples, and of each label"),
+    PayloadPart("gather", ".*", "losses|confusion", "data", ("label_inference", *_ALIKE)),
+    PayloadPart("gather", ".*", "correct|count|loss|errors", "data", _ALIKE, leaves="numbers of test samples"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(
         "relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference", *_ALIKE)

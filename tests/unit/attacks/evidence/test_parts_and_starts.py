@@ -1,4 +1,4 @@
-"""Sums of the part of a model that travels, and how released models moved from the public start: leaks that are found, and none in other data.
+"""Sums of the part of a model that travels, and how released models moved from the public start: leaks, and none in unrelated data.
 
 Figures of unrelated data are tests at 2.5 % each, of seeded runs.
 """
