@@ -93,7 +93,7 @@ def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
 
 
 DERIVING = ("mean", "relay", "fold", "product")
-"""Operations from whose results models are made. What is sent before the first of them depends on public settings alone."""
+"""Operations that give models. What is sent before the first of them depends on public settings alone."""
 INITIAL = "initial"
 """The key of a released model's context that says whether it is an initial one."""
 UPDATES = ("update", "step", "movement", "direction", "contribution")

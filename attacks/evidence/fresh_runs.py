@@ -179,6 +179,19 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
     return simulate
 
 
+def check_start(config: Config, population: Population) -> None:
+    """Raises what a run of `config` would before it begins, or while it encrypts what clients compare first: a row may be too long."""
+    simulation = prepare(config, population=population, transcript=_UntilCompared("full"))
+    try:
+        if config.protection.encrypted:
+            begin(simulation)
+            advance(simulation)
+    except _Upload:
+        pass
+    finally:
+        simulation.simulated.close()
+
+
 def _rows_per_part(config: Config) -> int:
     """The public number of signature rows for each label or half; 0 where all rows are of all samples."""
     compared = config.compared

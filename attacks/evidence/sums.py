@@ -111,7 +111,7 @@ def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None
 
 
 def means_of_parts_in(view: AdversaryView, initial: Array, cohorts: Cohorts | None = None) -> list[CohortSum]:
-    """The mean updates of models of which only the last parameters travel, as those of whole models, from the `initial` one (d,).
+    """The mean updates of models whose last parameters alone travel, as those of whole models, from the `initial` one (d,).
 
     Clients keep the parameters before. Only sums over clients that train for the first time have the initial ones there.
     """

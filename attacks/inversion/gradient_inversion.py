@@ -119,7 +119,7 @@ def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, in
 
 
 def _part_of(steps: Mapping[int, Sequence[ClientStep]]) -> int:
-    """From which place of the parameters on updates are known."""
+    """The place in the parameters where the known part of updates begins."""
     return max((step.part for client_steps in steps.values() for step in client_steps), default=0)
 
 

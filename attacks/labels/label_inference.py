@@ -41,7 +41,6 @@ from ..evidence.updates import (
 )
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
-from . import reported_scores
 from .class_owners import cells as owner_cells
 from .class_owners import owned_in
 from .label_readings import (
@@ -151,12 +150,7 @@ def score_l1(guess: LabelGuess, truth: Truth, clients: Sequence[int]) -> Array:
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen; and from scores."""
-    figures, arrays = _cells_of_updates(case)
-    return [*figures, *(reported_scores.cells(case, NAME) if case.prior.config is not None else ())], arrays
-
-
-def _cells_of_updates(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label sets and histograms from updates, or from the mean updates of clusters where only these can be seen."""
     prior = case.prior
     if owned_in(case.reference):
         return owner_cells(case, NAME), None

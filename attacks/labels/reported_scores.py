@@ -11,8 +11,11 @@ training samples have lower losses than auxiliary ones once a model fits them, w
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from ...contract.transcript import payload_rows
+from ...engine.device import tensor
+from ...engine.losses import loss_of
 from ...engine.models import Model
 from ...randomness import stream
 from ...types import Array
@@ -21,11 +24,11 @@ from ..evidence.learned_shares import ridge_shares
 from ..evidence.simulated_shares import simulated_samples
 from ..evidence.sums import models_sent
 from ..evidence.updates import public_model
-from ..figures.leakage import Case, Cell, Prior, cell
-from ..membership.member_scores import confidences
+from ..figures.leakage import Case, Cell, Prior, cell, nothing
 
 __all__ = ["cells", "counts_reported", "losses_reported", "shares_by_losses"]
 
+NAME, LOSSES = "reported_scores", "losses_histogram_l1"
 PRETENDED = 400
 MOST_MODELS = 32
 """A client's losses of so many models are read, the first ones."""
@@ -66,8 +69,7 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
         for vector, _ in pairs:
             if place.setdefault(vector.tobytes(), len(vectors)) == len(vectors):
                 vectors.append(vector)
-    dtype = model.init(0).dtype
-    of_samples = np.logaddexp(0.0, -confidences(model, np.stack(vectors).astype(dtype), prior.x, prior.y))  # −log p, (models, samples)
+    of_samples = np.stack([_losses(model, vector, prior.x, prior.y) for vector in vectors])
     people = [(prior.samples_per_client[client], prior.labels_per_client[client]) for client in sorted(reported)]
     places, shares = simulated_samples(prior.y, prior.classes, people, stream(prior.seed, "clients by losses"), PRETENDED)
     simulated = np.stack([of_samples[:, chosen].mean(axis=1) for chosen in places])
@@ -81,6 +83,13 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
         own = np.array([loss for _, loss in pairs])
         found[client] = read.read(((own - middle) / spread)[None], [prior.labels_per_client[client]])[0]
     return found
+
+
+def _losses(model: Model, vector: Array, x: Array, y: Array) -> Array:
+    """The loss (n,) of each sample by the model of these parameters (d,)."""
+    module = model.lent(vector.astype(model.init(0).dtype))
+    with torch.no_grad():
+        return np.asarray(loss_of(model.loss, module(model.inputs(x)).double(), tensor(y), "none").cpu().numpy())
 
 
 def counts_reported(view: AdversaryView, classes: int) -> dict[int, Array]:
@@ -99,12 +108,11 @@ def counts_reported(view: AdversaryView, classes: int) -> dict[int, Array]:
     return shares
 
 
-def cells(case: Case, attack: str) -> list[Cell]:
-    """Label shares of clients by their losses, and of their test samples by their counts, under the name of the `attack` that asks.
-
-    No cell where a view has neither.
-    """
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label shares of clients by their losses, and of their test samples by their counts."""
     prior, figures = case.prior, list[Cell]()
+    if prior.config is None:
+        return [nothing(case, NAME, LOSSES, "not attempted: the training settings are not known")], None
     blank = np.bincount(prior.y, minlength=prior.classes) / len(prior.y)
     model = public_model(prior)
     both = [losses_reported(view, model.dimension) for view in (case.view, case.reference)]
@@ -114,22 +122,22 @@ def cells(case: Case, attack: str) -> list[Cell]:
         number = max(len(both[0][client]) for client in clients)
         note = f"from the losses of up to {number} models that clients report, beside {PRETENDED} clients made of auxiliary samples"
         real = {client: case.truth.histogram(client) for client in clients}
-        figures.append(_cell(case, attack, "losses_histogram_l1", clients, [guessed[0], guessed[1]], real, blank, note))
+        figures.append(_cell(case, LOSSES, clients, guessed, real, blank, note))
     tables = [counts_reported(view, prior.classes) for view in (case.view, case.reference)]
     clients = sorted(client for client in set(tables[0]) & set(tables[1]) if len(case.truth.outside.get(client, ((), ()))[1]))
     if clients:
         held = {client: np.bincount(case.truth.outside[client][1], minlength=prior.classes) for client in clients}
         note = "read, not inferred: clients report counts of test samples by true class"
         real = {client: counts / counts.sum() for client, counts in held.items()}
-        figures.append(_cell(case, attack, "test_histogram_l1", clients, tables, real, blank, note))
-    return figures
+        figures.append(_cell(case, "test_histogram_l1", clients, tables, real, blank, note))
+    why = "clients report no losses of models that others have, and no counts of samples by class, in this view"
+    return figures or [nothing(case, NAME, LOSSES, why)], None
 
 
 def _cell(
-    case: Case, attack: str, metric: str, clients: list[int], guessed: list[dict[int, Array]], real: Mapping[int, Array], blank: Array,
-    note: str,
+    case: Case, metric: str, clients: list[int], guessed: list[dict[int, Array]], real: Mapping[int, Array], blank: Array, note: str
 ) -> Cell:  # fmt: skip
     observed, reference = (np.array([float(np.abs(of[client] - real[client]).sum()) for client in clients]) for of in guessed)
     beside = np.array([float(np.abs(blank - real[client]).sum()) for client in clients])
     words = f"{note}; {case.prior.description}; baseline: the label shares of the auxiliary data"
-    return cell(case, attack, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words)
+    return cell(case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words)
