@@ -180,14 +180,12 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 
 def check_start(config: Config, population: Population) -> None:
-    """Raises what a run of `config` would before it begins, or while it encrypts what clients compare first: a row may be too long."""
-    simulation = prepare(config, population=population, transcript=_UntilCompared("full"))
+    """Raises what a run of `config` would before it begins. Of encrypted comparisons, whose rows may be too long, also in a first round."""
+    simulation = prepare(config, population=population)
     try:
         if config.protection.encrypted:
             begin(simulation)
             advance(simulation)
-    except _Upload:
-        pass
     finally:
         simulation.simulated.close()
 
