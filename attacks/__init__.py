@@ -187,6 +187,14 @@ for _name, _attack in {
         risk="inference",
         limits="Labels that no auxiliary sample has are not named. Figures of whole clusters (`aggregate_`) name no client.",
     ),
+    "reported_scores": Attack(
+        "label shares from the losses and the counts by class that clients report",
+        _Cells("labels.reported_scores"),
+        learns="which labels clients have, from scores that they report",
+        reduces="an algorithm whose clients report no losses, or privacy noise ([privacy])",
+        risk="inference",
+        limits="That models fit their training samples better than others is not modelled, so losses of late rounds mislead.",
+    ),
     "anchor_counts": Attack(
         "label counts from gradients at an anchor model (StoCFL)",
         _Cells("compared.anchor_counts"),

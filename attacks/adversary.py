@@ -92,6 +92,10 @@ def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
     return a.coalition == b.coalition and len(a.messages) == len(b.messages) and all(map(is_, a.messages, b.messages))
 
 
+DERIVING = ("mean", "relay", "fold", "product")
+"""Operations that give models. What is sent before the first of them depends on public settings alone."""
+INITIAL = "initial"
+"""The key of a released model's context that says whether it is an initial one."""
 UPDATES = ("update", "step", "movement", "direction", "contribution")
 """Names of parts that hold a client's update or determine it."""
 
@@ -216,13 +220,19 @@ def view_of(
 
 
 def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The models that clients were sent last, without whom. Raises `InputError` where none are in the clear."""
+    """The models that clients were sent last, without whom, after the initial ones, which are public.
+
+    Raises `InputError` where none are in the clear.
+    """
     sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
     whole = [m for m in sent if any(name.partition("/")[0] == "model" for name in m.payload or {})]
     last = [m for m in whole if m.round == whole[-1].round]
     if not last:
         raise InputError("--adversary released: no model that the server sends is in this record in the clear")
-    return tuple(replace(m, clients=(), peers=(), context={**m.context, "labels": None}) for m in last)
+    trained = next((m.index for m in messages if m.operation in DERIVING and m.source == "clients"), None)
+    first = [m for m in whole if trained is not None and m.index < trained]
+    last = [m for m in last if m not in first]
+    return tuple(replace(m, clients=(), peers=(), context={**m.context, "labels": None, INITIAL: m in first}) for m in [*first, *last])
 
 
 def relays_to(messages: Sequence[Message], coalition: Sequence[int]) -> list[Message]:

@@ -12,10 +12,9 @@ from typing import Any
 
 from ..errors import InputError, TrainingDiverged
 from ..experiments.config.config import Config, load_config
-from ..experiments.run.run import check_run
 from ..plugins import ATTACKS
 from ..types import Population
-from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene
+from .evidence.fresh_runs import AuditedRun, case_of, check_start, fresh_scene
 from .figures.leakage import Budget, Cell
 
 __all__ = ["CANDIDATES", "Accepted", "Measured", "Remedy", "accepted_remedies", "changed_config", "measured_remedies", "remedy_line"]
@@ -72,6 +71,7 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "label_inference": _OF_UPDATES,
     "gradient_inversion": _OF_UPDATES,
     "update_norms": _OF_UPDATES,
+    "reported_scores": _NOISE,
     "exact_zeros": (_STEADY, *_NOISE),
     "key_recovery": _OF_UPDATES,
     "membership": _NOISE,
@@ -115,11 +115,8 @@ def changed_config(path: Path, remedy: Remedy, config: Config, population: Popul
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             changed = load_config(path, changes, trust=trust)
-            changed.check_noise()
-            late = changed.data.newcomers
-            ids = sorted(client.id for client in population.clients)
-            check_run(changed, population, changed.algorithm_for(population), ids, ids[len(ids) - late :])
-    except InputError:
+            check_start(changed, population)
+    except (InputError, TrainingDiverged):
         return None
     fresh = {change.partition("=")[0] for change in remedy.changes if _differs(config, changed, change)}
     if config.training.participation == 1:
@@ -165,7 +162,7 @@ def _stated(remedy: Remedy, config: Config, changed: Config) -> tuple[str, ...]:
 class Measured:
     """A leak before and after its remedy, on one run of each.
 
-    `after` is None where the attack had no figure then, for the reason `note`.
+    `after` is None where the attack had no figure then, for the reason `note`; `refused`: since there was no run with the remedy.
     """
 
     attack: str
@@ -178,16 +175,17 @@ class Measured:
     lower_is_better: bool
     changes: tuple[str, ...]
     note: str
+    refused: bool = False
 
     @property
     def lowered(self) -> bool:
         """Whether less was learned than before."""
         if self.after is None:
-            return True
+            return not self.refused
         return self.after > self.before if self.lower_is_better else self.after < self.before
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"lowered": self.lowered}
+        return asdict(self) | {"lowered": self.lowered, "stayed": not self.lowered and not self.refused}
 
     @property
     def line(self) -> str:
@@ -212,7 +210,7 @@ def measured_remedies(
         measured.append(
             Measured(
                 cell.attack, cell.adversary, cell.metric, cell.k_known, cell.value, after, cell.baseline, cell.lower_is_better,
-                remedy.changes, note,
+                remedy.changes, note, isinstance(scene, str),
             )
         )  # fmt: skip
     return measured

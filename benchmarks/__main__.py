@@ -7,6 +7,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks robustness` measures what bad clients do, with and without robust means: see `robustness`.
 `python -m benchmarks false_alarms` measures how often audits call something a leak where there is none: see `false_alarms`.
 `python -m benchmarks planted_leaks` measures how often audits show leaks of stated size: see `planted_leaks`.
+`python -m benchmarks remedies` measures whether the remedies that audits print lower what leaks: see `remedies`.
 `python -m benchmarks dp_audits` measures how near bounds on epsilon come to claims: see `dp_audits`.
 `python -m benchmarks attack_peers` compares inversions and membership with published attacks on the same models: see `attack_peers`.
 `python -m benchmarks doubtful_evidence` measures how often the examination of another system's updates errs: see `doubtful_evidence`.
@@ -59,6 +60,7 @@ TABLES = {
             "scale",
             "false_alarms",
             "planted_leaks",
+            "remedies",
             "whole_runs",
             "one_message",
             "gpu",

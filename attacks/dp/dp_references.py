@@ -65,17 +65,16 @@ def _total(event: GaussianEvent, canaries: int, rng: np.random.Generator, share:
 
 def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
     """All steps of private training at parameters that hardly move: batches drawn, clipped, summed, with noise in each step."""
-    pixels, labels, swaps = games.EACH // games.LABELS, games.LABELS, event.relation == "replace_one"
-    coins = _coins(rng, canaries, games.EACH).reshape(-1, pixels, labels)
+    swaps = event.relation == "replace_one"
+    coins = _coins(rng, canaries, games.EACH)
     drawn = rng.binomial(event.steps, event.sampling_rate, size=coins.shape)
     times = drawn * np.where(coins, 1.0, -1.0 if swaps else 0.0)
     norm = 1.0 if event.shares else event.norm_bound  # of a gradient
-    length = games.LONG * norm / np.sqrt(0.9)  # of a canary; its gradient is clipped together with that of the bias
-    towards = (np.eye(labels) - 1 / labels) / np.sqrt(1 - 1 / labels)
+    length = games.PIXEL * norm / np.sqrt(1 - 1 / games.LABELS)  # of a canary; its gradient is clipped together with that of the bias
     noise = np.sqrt(event.steps) * share * event.noise_multiplier * rng.normal(size=coins.shape)
-    columns = times @ towards * (length / np.hypot(length, 1.0)) + noise
+    along = times * (length / np.hypot(length, 1.0)) + noise
     half = 0.0 if swaps else 0.5 * event.steps * event.sampling_rate
-    return games.CanaryGame((columns @ towards - half).ravel(), coins.ravel())
+    return games.CanaryGame((along - half).ravel(), coins.ravel())
 
 
 def _choice(event: ChoiceEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:

@@ -179,6 +179,17 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
     return simulate
 
 
+def check_start(config: Config, population: Population) -> None:
+    """Raises what a run of `config` would before it begins. Of encrypted comparisons, whose rows may be too long, also in a first round."""
+    simulation = prepare(config, population=population)
+    try:
+        if config.protection.encrypted:
+            begin(simulation)
+            advance(simulation)
+    finally:
+        simulation.simulated.close()
+
+
 def _rows_per_part(config: Config) -> int:
     """The public number of signature rows for each label or half; 0 where all rows are of all samples."""
     compared = config.compared

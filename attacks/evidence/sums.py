@@ -5,6 +5,9 @@ model plus the mean update. So a sum is read off two successive models of one na
 
 No model follows the sum of the last round. There the server's view of a secure sum gives the mean, from its own messages (`opened_sums`).
 
+Whoever has released models knows the public initial models. Each later model less its initial one is the sum of the means of all rounds
+between them, of clients that are not named.
+
 A member of a cluster has the same two models if it takes part twice in succession. A secure sum names its survivors to its members. A sum
 in the clear and an oblivious sum do not: a party that sees only models has the mean, but not the members. In an oblivious sum the terms
 state the size of each group, so the server knows the total over all participants, and their names.
@@ -24,11 +27,11 @@ from ...contract.transcript import Message
 from ...protocols.errors import MalformedMessage
 from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, names
 from ...types import Array
-from ..adversary import AdversaryView, opened_rows
+from ..adversary import INITIAL, AdversaryView, opened_rows
 from .local_training import LocalTraining, training_of
 from .opened_sums import opened_sums, rows_of
 
-__all__ = ["CohortSum", "Sizes", "means_in", "models_sent", "oblivious_sizes", "sums_in"]
+__all__ = ["CohortSum", "Sizes", "means_in", "means_of_parts_in", "models_sent", "oblivious_sizes", "sums_in"]
 
 BUCKET = "bucket mean"
 SUMS = ("update", "blind update", "secagg Masked", "helped Upload", BUCKET)
@@ -44,7 +47,8 @@ class CohortSum:
     `start` is the model (d,) that members held, `label` its number (−1: one model for all), and `local` how they were asked to train it,
     without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model
     was sent; whoever does not see sums, only models, cannot tell how many there were since `round`, unless that is the round before.
-    `deviation` is the standard deviation of a coordinate of the mean, as far as it was computed (`coalition`).
+    `deviation` is the standard deviation of a coordinate of the mean, as far as it was computed (`coalition`). `part`: only the parameters
+    from this place on are known; the mean has zeros before, and `start` the initial parameters.
     """
 
     round: int
@@ -55,6 +59,11 @@ class CohortSum:
     until: int = 0
     local: LocalTraining | None = None
     deviation: float = 0.0
+    part: int = 0
+
+    def sums(self, view: AdversaryView) -> int:
+        """How many rounds' means add up to the mean, as far as the view tells: a server sees each by itself."""
+        return 1 if view.is_server else max(1, self.until - self.round)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,25 @@ def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None
     `cohorts` as in `sums_in`.
     """
     return [sum_ for sum_ in _sums(view, cohorts) if sum_.mean is not None and sum_.mean.shape == (dimension,) and sum_.mean.any()]
+
+
+def means_of_parts_in(view: AdversaryView, initial: Array, cohorts: Cohorts | None = None) -> list[CohortSum]:
+    """The mean updates of models whose last parameters alone travel, as those of whole models, from the `initial` one (d,).
+
+    Clients keep the parameters before. Only sums over clients that train for the first time have the initial ones there.
+    """
+    earlier: set[int] = set()
+    means: list[CohortSum] = []
+    for sum_ in _sums(view, cohorts):
+        is_new = not earlier & set(sum_.members) if sum_.members else sum_.round == min([sum_.round, *(mean.round for mean in means)])
+        earlier |= set(sum_.members)
+        if sum_.mean is None or sum_.start is None or sum_.mean.ndim != 1 or not is_new:
+            continue
+        kept = len(initial) - len(sum_.mean)
+        if kept > 0 and sum_.mean.any():
+            start, mean = np.concatenate([initial[:kept], sum_.start]), np.concatenate([np.zeros(kept), sum_.mean])
+            means.append(replace(sum_, start=start, mean=mean, part=kept))
+    return means
 
 
 def oblivious_sizes(view: AdversaryView) -> list[Sizes]:
@@ -150,6 +178,8 @@ def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum
 
     A client has a sum where it took part and was sent the next model in the next round. Elsewhere a mean may be of several sums.
     """
+    if view.adversary == "released":
+        return _since_the_start(view)
     sums = _walked(view)
     if view.is_server:
         whole = {(sizes.round, *sizes.counts): sizes.cohort for sizes in oblivious_sizes(view) if sizes.whole and len(sizes.counts) == 1}
@@ -157,6 +187,25 @@ def _sums(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortSum
     known = [(sum_, sum_.members or (cohorts or {}).get((sum_.round, sum_.label), ())) for sum_ in sums]
     single = [sum_.mean is not None and sum_.until == sum_.round + 1 and bool(set(of) & set(view.coalition)) for sum_, of in known]
     return [replace(sum_, members=of if alone else ()) for (sum_, of), alone in zip(known, single, strict=True)]
+
+
+def _since_the_start(view: AdversaryView) -> list[CohortSum]:
+    """How each released model moved from its initial one, in all rounds together. A model without its own starts from that of all."""
+    first: dict[str, Array] = {}
+    sums: list[CohortSum] = []
+    local: LocalTraining | None = None
+    for message in view.messages:
+        models = models_sent(view, message) if message.operation == "compute" else {}
+        if message.context.get(INITIAL):
+            asked = training_of(message)
+            first, local = first | models, local if asked is None else asked.unanchored()
+            continue
+        for name, vector in models.items():
+            starts = [first[name]] if name in first else list(first.values())
+            if starts and vector.shape == starts[0].shape and all(np.array_equal(start, starts[0]) for start in starts):
+                label = int(name.partition("/")[2] or -1)
+                sums.append(CohortSum(0, (), vector - starts[0], starts[0], label, message.round, local))
+    return sums
 
 
 def _walked(view: AdversaryView) -> list[CohortSum]:

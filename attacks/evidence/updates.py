@@ -19,14 +19,14 @@ from ...types import Array
 from ..adversary import UPDATES, AdversaryView, hidden_by, parts_in, updates_sent
 from ..figures.leakage import Case, Prior
 from ..figures.payloads import data_parts, depends_on_data
-from .coalition import known_means
+from .coalition import cohorts_of, deviating, known_means
 from .local_training import LocalTraining, NotRecorded, Trainings, training_of, trainings_in
-from .sums import means_in, models_sent
+from .sums import CohortSum, means_in, means_of_parts_in, models_sent
 from .trained_models import OWN, Declared, Trained, declared_by, models_of_round, own_initial_model, trained_in
 
 __all__ = [
-    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "of_several", "public_model", "single_steps", "steps_in",
-    "trainings_of", "unread", "unread_movement", "updates_in",
+    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "mean_updates", "of_several", "only_a_part",
+    "public_model", "single_steps", "step_of", "steps_in", "trainings_of", "unread", "unread_movement", "updates_in",
 ]  # fmt: skip
 
 ADDED = ("origin", "anchor", "control")
@@ -41,6 +41,7 @@ class ClientStep:
     change of it. `local` is the training that it was asked for, None where the transcript does not say. `known` (d,) is that part of the
     update which follows from these, see `less_known`. `deviation` is the standard deviation of a coordinate of an update that was solved
     from sums, 0 for one that was read. `part`: the parameters from this place on are known, those before are those of the initial model.
+    `chain` are the (round, clients) of the trainings whose mean updates add up to this one, where there are several.
     """
 
     start: Array
@@ -52,6 +53,18 @@ class ClientStep:
     local: LocalTraining | None = None
     deviation: float = 0.0
     part: int = 0
+    chain: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def trainings(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The (round, clients) of each training in the update."""
+        return self.chain or ((self.round, self.members),)
+
+    def known_part(self, vectors: Array) -> Array:
+        """Vectors (..., d) with zeros in place of the parameters that are not known."""
+        if not self.part:
+            return vectors
+        return np.concatenate([np.zeros_like(vectors[..., : self.part]), vectors[..., self.part :]], axis=-1)
 
 
 def asked_in(step: ClientStep) -> LocalTraining:
@@ -71,10 +84,11 @@ def steps_in(view: AdversaryView, dimension: int, case: Case | None = None, part
     """Each client's steps in the order of rounds: single ones where updates of others can be read, else those of its cluster's mean.
 
     With the `case` that the view is of, means are without what its colluders can take off, and of fewer clients where several say so;
-    compared updates and relayed models are read as well. With `parts`, also updates of the last parameters alone (`ClientStep.part`).
+    compared updates and relayed models are read as well. With `parts`, also updates and means of the last parameters alone
+    (`ClientStep.part`).
     """
     single = _single_steps(view, dimension, case, parts)
-    return single if set(single) - set(view.coalition) else _mean_steps(view, dimension, case) | single
+    return single if set(single) - set(view.coalition) else _mean_steps(view, dimension, case, parts) | single
 
 
 def single_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[ClientStep]]:
@@ -118,11 +132,13 @@ def unread(view: AdversaryView, dimension: int) -> str:
     if of_several(view, dimension):
         return "not attempted: what each client sends for means is in this view, but of several models at once; these may show it"
     if any(row.shape != (dimension,) for row in updates_in(view, dimension).values()):
-        return "not attempted: updates are in this view, but of a part of the model only; this part may show it"
+        return PART_UNREAD if hidden_updates(view) else only_a_part(view, dimension) or PART_UNREAD
     for message in view.select("mean", "update"):
         if "transform" not in message.context and set(payload_rows(message)) - set(view.coalition) and updates_sent(view, message) is None:
             names = ", ".join(repr(name) for name in sorted(set(message.payload or {}) - {"clients"}))
             return f"not attempted: what each client sends for means is in this view, as {names}, which no attack reads"
+    if part := only_a_part(view, dimension):
+        return part
     if _of_other_sizes(view, dimension):
         return "not attempted: models are in this view, but of another size than the whole model; how clients change these may show it"
     return ""
@@ -140,8 +156,24 @@ def unread_movement(view: AdversaryView, dimension: int) -> str:
     return unread(view, dimension)
 
 
+PART_UNREAD = "not attempted: updates are in this view, but of a part of the model only; this part may show it"
+PART_READ = "only a part of each model travels; label_inference, membership and source_inference read the updates of the part"
+
+
+def only_a_part(view: AdversaryView, dimension: int) -> str:
+    """Says, for notes, that only the last parameters of models travel in a view (LG-FedAvg); empty where whole models do."""
+    sent = {vector.size for message in view.select("compute", "parameters") for vector in models_sent(view, message).values()}
+    return PART_READ if sent and max(sent) < dimension and _initial_model(view, dimension) is not None else ""
+
+
+def _initial_model(view: AdversaryView, dimension: int) -> Array | None:
+    """The initial model (dimension,) whose first parameters clients keep, from a public seed; None where no task of a view names one."""
+    named = (own_initial_model(message) for message in view.messages if message.operation == "compute")
+    return next((initial for initial in named if initial is not None and initial.shape == (dimension,)), None)
+
+
 def _of_other_sizes(view: AdversaryView, dimension: int) -> bool:
-    """Whether a view has models that clients trained, but only of parts (LG-FedAvg), or of several at once (FedRC)."""
+    """Whether a view has models that clients trained, but of several at once (FedRC)."""
     sent = [m for m in view.select("compute", "parameters") if m.source == "server"]
     sizes = {vector.size for message in sent for vector in models_sent(view, message).values()}
     return bool(sizes) and dimension not in sizes and depends_on_data(view)
@@ -317,15 +349,31 @@ def _add_relayed(walk: _Walk, message: Message, trained: Trained, declared: Decl
     walk.add(trained.client, step)
 
 
-def _mean_steps(view: AdversaryView, dimension: int, case: Case | None = None) -> dict[int, list[ClientStep]]:
+def mean_updates(view: AdversaryView, dimension: int, case: Case | None = None) -> list[CohortSum]:
+    """The mean updates (dimension,) in a view, of whole models or of the part that travels; with the `case` as in `steps_in`."""
+    means = means_in(view, dimension) if case is None else known_means(case, view, dimension)
+    initial = None if means else _initial_model(view, dimension)
+    if initial is None or case is None:
+        return means if initial is None else means_of_parts_in(view, initial)
+    return [deviating(mean, view, case.prior) for mean in means_of_parts_in(view, initial, cohorts_of(case, view))]
+
+
+def step_of(mean: CohortSum) -> ClientStep:
+    """A mean update as a step of its members."""
+    assert mean.start is not None  # there is a mean
+    assert mean.mean is not None
+    return ClientStep(
+        mean.start, mean.mean, mean.members, mean.round, local=mean.local, deviation=mean.deviation, part=mean.part
+    )  # fmt: skip
+
+
+def _mean_steps(view: AdversaryView, dimension: int, case: Case | None, parts: bool) -> dict[int, list[ClientStep]]:
     """From cluster models alone: the sums over a client that two models tell."""
     steps: dict[int, list[ClientStep]] = {}
-    for sum_ in means_in(view, dimension) if case is None else known_means(case, view, dimension):
-        assert sum_.start is not None  # there is a mean
-        assert sum_.mean is not None
-        for client in sum_.members:
-            made = ClientStep(sum_.start, sum_.mean, sum_.members, sum_.round, local=sum_.local, deviation=sum_.deviation)
-            steps.setdefault(client, []).append(made)
+    for mean in mean_updates(view, dimension, case):
+        step = step_of(mean)
+        for client in mean.members if parts or not mean.part else ():
+            steps.setdefault(client, []).append(step)
     return steps
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...contract.transcript import Message
-from ..adversary import AdversaryView
+from ..adversary import INITIAL, AdversaryView
 
 __all__ = [
     "ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "part_of", "parts_in_rows", "parts_of", "readers_in",
@@ -69,10 +69,10 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gram", ".*", "rows", "data", (*_ROWS, "gram_updates", *_ALIKE)),
     PayloadPart("gather", "scores", "scores", "data", ("influence",)),
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
-    PayloadPart("gather", "changed", "changed", "data"),
+    PayloadPart("gather", "changed", "changed", "data", _ALIKE),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses", "data", _ALIKE, leaves="label shares, by losses at models that are known"),
-    PayloadPart("gather", ".*", "correct|count|loss|confusion|errors", "data", _ALIKE, leaves="numbers of test samples, and of each label"),
+    PayloadPart("gather", ".*", "losses|confusion", "data", ("reported_scores", *_ALIKE)),
+    PayloadPart("gather", ".*", "correct|count|loss|errors", "data", _ALIKE, leaves="numbers of test samples"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(
         "relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference", *_ALIKE)
@@ -125,6 +125,7 @@ def _of_others(view: AdversaryView, message: Message) -> bool:
     """Whether a payload may depend on the data of a client that does not collude: not what the server sends before anything was trained."""
     first = message.operation == "compute" and message.source == "server" and message.round <= 0
     untrained = first and not any(other.index < message.index and other.source == "clients" for other in view.messages)
+    untrained = message.context.get(INITIAL, untrained)  # released models come without what clients sent
     own = message.source == "clients" and bool(message.clients) and set(message.clients) <= set(view.coalition)
     return not untrained and not own
 

@@ -61,21 +61,24 @@ def input_from_gradients(weight_gradient: Array, bias_gradient: Array) -> tuple[
     return image, left / max(float(np.linalg.norm(weight)), 1e-300)
 
 
-def first_linear(model: Model) -> LinearLayer | None:
+def first_linear(model: Model, part: int = 0) -> LinearLayer | None:
     """The first linear layer of a model that is a sequence of layers; None if there is no such layer, or it has no bias.
+
+    `part`: the first one of those whose parameters are at this place of the parameter vector or after it.
 
     A linear layer inside a block (such as a residual one) is not looked for.
     """
     layers = layers_of(model)
-    place = next((i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)), None)
+    names = {id(parameter): name for name, parameter in build_module(model).named_parameters()}
+    offsets = {name: offset for name, _, offset in model.layout}
+    linear = ((i, layer) for i, layer in enumerate(layers) if isinstance(layer, nn.Linear))
+    place = next((i for i, layer in linear if offsets.get(names[id(layer.weight)], -1) >= part), None)
     if place is None:
         return None
     layer = layers[place]
     assert isinstance(layer, nn.Linear)  # as found
     if len(list(layer.parameters())) < 2:  # no bias
         return None
-    names = {id(parameter): name for name, parameter in build_module(model).named_parameters()}
-    offsets = {name: offset for name, _, offset in model.layout}
     before = all(isinstance(layer, nn.Flatten | nn.Identity) for layer in layers[:place])
     return LinearLayer(
         offsets[names[id(layer.weight)]], offsets[names[id(layer.bias)]], layer.out_features, layer.in_features, place, before,

@@ -53,7 +53,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         why = unread_movement(case.view, model.dimension) or "no sum over known clients is in this view"
         return [nothing(case, NAME, metrics[0], why)], None
     member = _membership_cell(case, feature, both, sorted(taking_part - set(known)), len(pools[0]))
-    if len(clients) < 2:  # there is nothing to attribute
+    if len(clients) < 2 or case.view.adversary == "released":  # there is nothing to attribute, or nobody to attribute it to
         return [member], None
     own = [truth[client] & (number == 1) for client in clients]
     tables = [_tables(owners, clients, own, [truth[client] for client in clients]) for owners in both]
@@ -100,9 +100,10 @@ def _membership_cell(case: Case, feature: Feature, both: Sequence[Owners], clien
         out.append([[np.asarray((features & lacks).any(axis=1)) for features in pair] for pair, lacks in zip(marks, lacking, strict=True)])
     scores = [np.array([_auc(own, others) for own, others in of_view]) for of_view in out]
     chances = [_chance_of_membership(of_view, stream(case.seed, f"{metric} dealt again")) for of_view in out]
+    what = "released model(s), which any of those who trained one would have moved" if case.view.adversary == "released" else "sums"
     note = (
         f"samples of {len(clients)} client(s) and test samples of the same, up to {MOST_SAMPLES} each, by {feature.name}s that the client "
-        f"certainly lacks, from the zeros of {sums} sums, all rounds; baseline .5"
+        f"certainly lacks, from the zeros of {sums} {what}, all rounds; baseline .5"
     )
     blank = np.full(len(clients), 0.5)
     margin = MARGIN_OF_MEMBERSHIP

@@ -118,16 +118,24 @@ def _plan(first: Mapping[int, ClientStep], prior: Prior) -> tuple[LocalSteps, in
     return LocalSteps(train.epochs, train.lr, train.momentum, train.weight_decay), step.round
 
 
+def _part_of(steps: Mapping[int, Sequence[ClientStep]]) -> int:
+    """The place in the parameters where the known part of updates begins."""
+    return max((step.part for client_steps in steps.values() for step in client_steps), default=0)
+
+
 def _by_layer(
     first: Mapping[int, ClientStep], prior: Prior, model: Model, size: int, *, is_mean: bool = True, matches: int = MOST_MATCHED
 ) -> dict[int, tuple[Array, str]]:  # fmt: skip
     """Images (size, *shape) and the method, of those clients on whom a rung above the optimisation succeeds."""
-    layer, (how, number) = fitting_layer(model), _plan(first, prior)
+    part, (how, number) = next(iter(first.values())).part, _plan(first, prior)
+    layer = fitting_layer(model, part)
+    if part and layer is None:
+        return {}
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
     rng = stream(prior.seed, f"inversion ladder, {size} images", number)
     recovered = images_by_layer(
         model, layer, starts, updates, size, prior.x, rng, steps=how.count, lr=how.lr, weight_decay=how.weight_decay, is_mean=is_mean,
-        matches=matches,
+        matches=0 if part else matches,
     )  # fmt: skip
     return {client: image for client, image in zip(first, recovered, strict=True) if image is not None}
 
@@ -143,16 +151,17 @@ def _by_optimisation(
     (how, number), size = _plan(first, prior), len(labels[next(iter(first))])
     starts, updates = (np.stack([getattr(step, part) for step in first.values()]) for part in ("start", "update"))
     named, rng = np.stack([labels[client] for client in first]), stream(prior.seed, f"gradient inversion, {size} images", number)
+    part = next(iter(first.values())).part
     made, left = invert_updates(
         model, starts, updates, named, how, rng, restarts=restarts, distance="cosine" if clipped else "squared",
-        total_variation=SMOOTH if clipped else 0.0,
+        total_variation=SMOOTH if clipped else 0.0, part=part,
     )  # fmt: skip
     methods = [f"optimisation of {restarts} start(s)"] * len(named)
     far = np.flatnonzero(~(np.asarray(left) <= REACHED)) if not clipped else np.zeros(0, np.int64)
     if len(far):
         made = np.array(made)
         begin = _label_means(prior)[named[far]]
-        made[far], _ = invert_updates(model, starts[far], updates[far], named[far], how, rng, iterations=AGAIN, begin=begin)
+        made[far], _ = invert_updates(model, starts[far], updates[far], named[far], how, rng, iterations=AGAIN, begin=begin, part=part)
         methods = ["optimisation from mean images of labels" if i in far else method for i, method in enumerate(methods)]
     return {client: (image, method) for client, image, method in zip(first, made, methods, strict=True)}
 
@@ -188,13 +197,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if why:
         return [nothing(case, NAME, "image_psnr_db", why)], None
     model = public_model(prior)
-    observed, reference = (single_steps(steps_in(view, model.dimension, case)) for view in (case.view, case.reference))
+    observed, reference = (single_steps(steps_in(view, model.dimension, case, parts=True)) for view in (case.view, case.reference))
     apart = (set(observed) & set(reference)) - set(case.view.coalition)
     if not apart:
         return _cells_of_sums(case, model)
     assert prior.config is not None  # as `_refusal` found
     private = prior.config.privacy.unit != "none"
-    most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model)))
+    most = MOST_IMAGES if private else max(MOST_IMAGES, most_samples(fitting_layer(model, _part_of(observed))))
     most = min(most, *(local_of(observed[client][0], prior).train.batch_size or most for client in apart))
     few = sorted(client for client in apart if prior.samples_per_client[client] <= min(most, LARGE))
     few += sorted(client for client in apart if LARGE < prior.samples_per_client[client] <= most)[: case.budget.draws]
@@ -234,12 +243,13 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     prior, metric = case.prior, "cohort_image_psnr_db"
     if prior.private:
         return [nothing(case, NAME, metric, "not attempted: sums carry the noise of [privacy]; images may still leak")], None
-    steps = steps_in(case.view, model.dimension, case)
-    most = max(MOST_IMAGES, most_samples(fitting_layer(model)))
+    steps = steps_in(case.view, model.dimension, case, parts=True)
+    layer = fitting_layer(model, _part_of(steps))
+    most = max(MOST_IMAGES, most_samples(layer))
     batches = batches_in(steps, prior, most, CLIENTS_PER_DRAW * case.budget.draws)
-    if fitting_layer(model) is None:  # the optimisation costs most
+    if layer is None:  # the optimisation costs most
         batches = batches[: case.budget.draws]
-    alone = single_steps(steps_in(case.reference, model.dimension))
+    alone = single_steps(steps_in(case.reference, model.dimension, parts=True))
     clients = [client for batch in batches for client in batch.first_of if client in alone]
     if not clients:
         why = unread_movement(case.view, model.dimension) or NOTHING_READ

@@ -43,13 +43,14 @@ class LocalSteps:
 def invert_updates(
     model: Model, starts: Array, updates: Array, labels: Array, steps: LocalSteps, rng: np.random.Generator, *, restarts: int = 1,
     iterations: int = ITERATIONS, distance: Literal["squared", "cosine"] = "squared", total_variation: float = 0.0,
-    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None, begin: Array | None = None,
+    beside: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Array] | None = None, begin: Array | None = None, part: int = 0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Images (m, n, *shape) in [0, 1] whose `steps` on `starts` (m, d) give nearly `updates` (m, d), and the distances left (m,).
 
     `labels` (m, n) are the labels of the n images of each of m updates. The search begins at the images `begin` (m, n, *shape), or each of
     the `restarts` at uniform noise; the nearest result is returned. `beside` is a function of images, (θ (r, d), images (r, n, *shape)) ->
-    (r, k), and its observed values (m, k); their mean squared distance is added to the objective. The search runs on the device in use.
+    (r, k), and its observed values (m, k); their mean squared distance is added to the objective. Of updates only the parameters from place
+    `part` on are compared. The search runs on the device in use.
     Raises nothing: an update that no images make leaves a large distance.
     """
     m, n = labels.shape
@@ -61,13 +62,14 @@ def invert_updates(
         rng.random((m * restarts, size)) if begin is None else np.repeat(np.asarray(begin, np.float64).reshape(m, size), restarts, axis=0)
     )
     made = unroll(model, steps)
+    target = target[:, part:]
     length = target.square().sum(1).clamp_min(1e-300)
     seen = None if beside is None else tensor(np.repeat(np.asarray(beside[1], np.float64), restarts, axis=0))
 
     def evaluate(point: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         point = point.detach().requires_grad_(True)
         images = point.view(len(point), n, *model.shape)
-        update, aim = made(theta[which], images, y[which]), target[which]
+        update, aim = made(theta[which], images, y[which])[:, part:], target[which]
         if distance == "squared":
             apart = (update - aim).square().sum(1) / length[which]
         else:

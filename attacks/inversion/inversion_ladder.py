@@ -50,12 +50,13 @@ MOST_BEFORE = 1_000_000
 """Networks with more parameters before their first linear layer are left to the optimisation: auxiliary features cost too much."""
 
 
-def fitting_layer(model: Model) -> LinearLayer | None:
-    """The layer whose update the ladder reads; None for a network that is left to the optimisation.
+def fitting_layer(model: Model, part: int = 0) -> LinearLayer | None:
+    """The layer whose update the ladder reads, of those from place `part` of the parameters on; None for a network that is left to the
+    optimisation.
 
     Networks that are smooth before their first linear layer are: there the optimisation is exact, and a decoder is not.
     """
-    layer = first_linear(model)
+    layer = first_linear(model, part)
     if layer is None or layer.weight > MOST_BEFORE:
         return None
     inner = [module for before in layers_of(model)[: layer.place] for module in before.modules()]

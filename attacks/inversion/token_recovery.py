@@ -312,7 +312,10 @@ def _cells_of_sums(case: Case, name: str, model: Model) -> list[Cell]:
         why = unread_movement(case.view, model.dimension) or NOTHING_READ
         return [nothing(case, name, "token_share", why)]
     truth = {client: feature.of(case.truth.data[client][0]) for client in {*clients, *known}}
-    return [*_cohort_figures(case, name, feature, pools, truth), *_member_figures(case, name, clients, owners, truth)]
+    cohorts = _cohort_figures(case, name, feature, pools, truth)
+    if case.view.adversary == "released":  # nobody is named
+        return cohorts or [nothing(case, name, "cohort_token_share", NOTHING_READ)]
+    return [*cohorts, *_member_figures(case, name, clients, owners, truth)]
 
 
 def _member_figures(

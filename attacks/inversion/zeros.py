@@ -20,7 +20,7 @@ those of rounded numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import nn
@@ -31,7 +31,8 @@ from ..adversary import AdversaryView
 from ..evidence.coalition import cohorts_of, deviating
 from ..evidence.local_training import LocalTraining
 from ..evidence.sums import sums_in
-from ..evidence.updates import single_steps, steps_in
+from ..evidence.trained_by import trained_by
+from ..evidence.updates import mean_updates, single_steps, step_of, steps_in
 from ..figures.leakage import Case
 from .closed_form import first_linear, gradients_of
 
@@ -229,7 +230,15 @@ def features_of(model: Model) -> Feature | None:
 
 
 def pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) -> list[Pool]:
-    """All sums in a view over members that are known, and single updates where these can be read."""
+    """All sums in a view over members that are known, and single updates where these can be read.
+
+    A released model is one sum over all who trained it, in all rounds. Who they are is the scorer's knowledge, not the attacker's.
+    """
+    if view.adversary == "released":
+        means = mean_updates(view, model.dimension)
+        people = [tuple(sorted(set(clients))) for clients in trained_by(case, view, means)]
+        steps = [replace(step_of(mean), members=members) for mean, members in zip(means, people, strict=True) if members]
+        return [_pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation) for s in steps if not s.part]
     single = [step for steps in single_steps(steps_in(view, model.dimension)).values() for step in steps]
     pools = [_pool(case, feature, model, step.members, step.start, step.update, step.local, step.deviation) for step in single]
     for sum_ in (deviating(sum_, view, case.prior) for sum_ in sums_in(view, cohorts_of(case, view))):

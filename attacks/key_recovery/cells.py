@@ -247,12 +247,11 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         why = f"updates of single clients, {FEWEST_CLIENTS} or more under one transform, are not in this view"
         why = f"not attempted: {why}; fewer are" if hidden_updates(case.view) else why
         return [nothing(case, NAME, "label_set_accuracy", why)], None
-    if clear.rounds[0].shape[1] != dimension:
-        part = ", in the clear" if seen.clear else ""
-        why = f"not attempted: updates are in this view{part}, but of a part of the model only; this part may show labels"
-        return [nothing(case, NAME, "label_set_accuracy", why)], None
     if seen.clear:
         why = "updates are in the clear here: there is no key to recover, and label_inference reads them"
+        return [nothing(case, NAME, "label_set_accuracy", why)], None
+    if clear.rounds[0].shape[1] != dimension:
+        why = "not attempted: updates are in this view, but of a part of the model only; this part may show labels"
         return [nothing(case, NAME, "label_set_accuracy", why)], None
     if len(np.unique(prior.y)) < prior.classes:
         why = "not attempted: the auxiliary data lack samples of some labels, of which the attacker's own clients need all"

@@ -25,9 +25,20 @@ from ..adversary import AdversaryView, same_messages
 from ..evidence.coalition import cohorts_assumed
 from ..evidence.local_training import trainings_in
 from ..evidence.noisy_shares import Readings, shares_under_noise
-from ..evidence.sums import CohortSum, means_in, oblivious_sizes, sums_in
+from ..evidence.sums import CohortSum
+from ..evidence.trained_by import trained_by
 from ..evidence.trained_models import label_shares_sent
-from ..evidence.updates import ClientStep, hidden_updates, less_known, public_model, steps_in, unread, unread_movement
+from ..evidence.updates import (
+    ClientStep,
+    hidden_updates,
+    less_known,
+    mean_updates,
+    public_model,
+    step_of,
+    steps_in,
+    unread,
+    unread_movement,
+)
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
 from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
 from .class_owners import cells as owner_cells
@@ -266,21 +277,17 @@ def chance_of_clusters(table: Array, blank: Array, seed: int) -> float:
 
 def _aggregated(case: Case, view: AdversaryView, model: Model) -> list[tuple[Array, Array]]:
     """Label shares guessed and true, by cluster that the view shows two models of."""
-    members = _trained_by(case, view)
+    means = mean_updates(view, model.dimension)
     prior = case.prior.unprotected() if view is case.reference else case.prior
     by_label: dict[int, list[tuple[CohortSum, list[int]]]] = {}
-    for mean in means_in(view, model.dimension):
-        numbers = range(mean.round, max(mean.until, mean.round + 1))
-        people = [client for number in numbers for client in members.get((number, mean.label), ())]
-        if view.adversary != "client":
-            people = list(members.get((mean.round, mean.label), ()))
+    for mean, people in zip(means, trained_by(case, view, means), strict=True):
         if set(people) - set(case.view.coalition):
             by_label.setdefault(mean.label, []).append((mean, people))
-    kept = {label: means if is_summed(prior) else means[: case.budget.rounds] for label, means in by_label.items()}
-    guesses = _of_clusters({label: [mean for mean, _ in means] for label, means in kept.items()}, view, prior, model)
+    kept = {label: line if is_summed(prior) else line[: case.budget.rounds] for label, line in by_label.items()}
+    guesses = _of_clusters({label: [mean for mean, _ in line] for label, line in kept.items()}, view, prior, model)
     pairs = []
-    for label, means in kept.items():
-        counts = np.sum([case.truth.label_counts[client] for _, people in means for client in people], axis=0)
+    for label, line in kept.items():
+        counts = np.sum([case.truth.label_counts[client] for _, people in line for client in people], axis=0)
         pairs.append((guesses[label], counts / counts.sum()))
     return pairs
 
@@ -291,10 +298,8 @@ def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, p
     gaps: dict[int, list[int]] = {}
     for label, means in sums.items():
         for mean in means:
-            assert mean.start is not None  # there is a mean
-            assert mean.mean is not None
-            steps.setdefault(label, []).append(ClientStep(mean.start, mean.mean, mean.members, mean.round, local=mean.local))
-            gaps.setdefault(label, []).append(max(1, mean.until - mean.round) if view.adversary == "client" else 1)
+            steps.setdefault(label, []).append(step_of(mean))
+            gaps.setdefault(label, []).append(mean.sums(view))
     if is_summed(prior):
         readings = {label: readings_of(cluster_steps, prior, model, gaps[label]) for label, cluster_steps in steps.items()}
         return shares_under_noise(readings, auxiliary_shares(prior)) if readings else {}
@@ -302,23 +307,6 @@ def _of_clusters(sums: Mapping[int, Sequence[CohortSum]], view: AdversaryView, p
         label: np.mean([shares_of(step, prior, model, prior.classes, gap) for step, gap in zip(line, gaps[label], strict=True)], axis=0)
         for label, line in steps.items()
     }
-
-
-def _trained_by(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Who was in the sum of each cluster, by round and label: for scoring only.
-
-    Where sums are oblivious no message says so. In the first round it is as without protection, since clients choose among the same
-    models; later ones are not scored, nor are choices with noise.
-    """
-    record = case.reference if view is case.reference else case.record or case.view
-    known: dict[tuple[int, int], tuple[int, ...]] = {}
-    hidden = bool(oblivious_sizes(record)) or record.protection.sum == "secagg-oblivious"
-    if hidden and case.prior.private:
-        return {}
-    for sum_ in sums_in(case.reference if hidden else record):
-        if not hidden or sum_.round == 0:
-            known.setdefault((sum_.round, sum_.label), sum_.members)
-    return known
 
 
 def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:

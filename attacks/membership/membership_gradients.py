@@ -44,7 +44,8 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.clipped import NEXT_TO_NOTHING
 from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import ClientStep, less_known, local_of, public_model, single_steps, steps_in
+from ..evidence.trained_by import trained_by
+from ..evidence.updates import ClientStep, less_known, local_of, mean_updates, public_model, single_steps, step_of, steps_in
 from ..figures.leakage import Case, Prior, Truth
 from .member_scores import samples_of_shadows
 from .membership_shadows import Pairs, federated_replicas, lines_in, once
@@ -76,12 +77,13 @@ def read_steps(case: Case, view: AdversaryView, prior: Prior, model: Model) -> l
     Single updates are those sent and those that sums leave; means are without what the coalition takes off. Where a view does not say who
     trained a model, the reference does.
     """
-    read = steps_in(view, model.dimension, case)
+    read = steps_in(view, model.dimension, case, parts=True)
     single = single_steps(read)
     steps_read = [step for client, steps in single.items() if client not in view.coalition for step in less_known(steps, prior, model)]
     means = {(step.round, step.start.tobytes()): step for steps in read.values() for step in steps if len(step.members) > 1}
     if means or not steps_read:
         means_read = [_of_fewer(step, means.get((step.round, step.start.tobytes()))) for step in _mean_steps(case, view, model.dimension)]
+        means_read = means_read or _parts_of_means(case, view, model.dimension)
         steps_read += [step for step in means_read if not set(step.members) & (single.keys() - set(view.coalition))]
     return sorted(steps_read, key=lambda step: step.round)
 
@@ -92,22 +94,40 @@ def _of_fewer(step: ClientStep, other: ClientStep | None) -> ClientStep:
 
 
 def _mean_steps(case: Case, view: AdversaryView, dimension: int) -> list[ClientStep]:
-    """The mean updates between models that follow each other, where both can be read and no two models follow one."""
+    """The mean updates between models that follow each other, where both can be read and no two models follow one.
+
+    Where models between two are missing, as in released ones, the update is the sum of several (`ClientStep.chain`).
+    """
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
     seen, lines = lines_in(view, case.reference, dimension, renumbered)
     trainings = trainings_in(case.reference)
     often = Counter((turn.name, turn.round) for turn in seen)
     vectors = {(turn.name, turn.round): turn.vector for turn in seen if often[turn.name, turn.round] == 1}
     steps: dict[tuple[str, int], ClientStep] = {}
+    origin: dict[tuple[str, int], tuple[str, int]] = {}
     after: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for line in lines:
-        for turn, other in pairwise(line):
-            here, there = (turn.name, turn.round), (other.name, other.round)
-            if turn.clients and here in vectors and there in vectors:
+        places = [i for i, turn in enumerate(line) if (turn.name, turn.round) in vectors]
+        for first, last in pairwise(places):
+            here, there = ((line[i].name, line[i].round) for i in (first, last))
+            chain = tuple((turn.round, turn.clients) for turn in line[first:last] if turn.clients)
+            if chain:
                 after.setdefault(here, set()).add(there)
-                moved = vectors[there] - vectors[here]
-                steps[here] = ClientStep(vectors[here], moved, turn.clients, turn.round, local=trainings.at(turn.round))
-    return [step for here, step in steps.items() if len(after[here]) == 1 and step.update.any()]
+                members = tuple(sorted({client for _, clients in chain for client in clients}))
+                moved, local = vectors[there] - vectors[here], trainings.at(line[first].round)
+                steps[there] = ClientStep(vectors[here], moved, members, line[first].round, local=local, chain=chain)
+                origin[there] = here
+    several_from_one = view.adversary == "released"  # of one initial model all clusters' models are made
+    return [
+        step for there, step in steps.items() if step.update.any() and (several_from_one or len(after[origin[there]]) == 1)
+    ]  # fmt: skip
+
+
+def _parts_of_means(case: Case, view: AdversaryView, dimension: int) -> list[ClientStep]:
+    """The mean updates of the part that travels, where only a part does; without its members those who trained, as the reference has it."""
+    means = [mean for mean in mean_updates(view, dimension) if mean.part]
+    people = [mean.members or tuple(sorted(set(named))) for mean, named in zip(means, trained_by(case, view, means), strict=True)]
+    return [replace(step_of(mean), members=members) for mean, members in zip(means, people, strict=True) if members]
 
 
 def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
@@ -115,7 +135,11 @@ def passes_of(step: ClientStep, prior: Prior, shadows: int) -> float:
     assert prior.config is not None  # checked by the caller
     local, counts = local_of(step, prior), [prior.samples_per_client.get(c, 0) for c in step.members]
     points = (len(_path(local, prior.config, count)) for count in counts)
-    return sum(n * (local.train.epochs * shadows + 2 * GRADIENT * m) + CALLED for n, m in zip(counts, points, strict=True))
+    often = [sum(client in clients for _, clients in step.trainings) for client in step.members]
+    return sum(
+        n * (local.train.epochs * shadows * times + 2 * GRADIENT * m) + CALLED * times
+        for n, m, times in zip(counts, points, often, strict=True)
+    )
 
 
 def affordable_steps(steps: Sequence[ClientStep], rounds: int, costs: Sequence[float], most: float) -> list[ClientStep]:
@@ -206,10 +230,15 @@ class _Attack:
         return replace(local, train=local.train.private(replace(noise, training=NEXT_TO_NOTHING)))
 
     def shares(self, step: ClientStep) -> dict[int, float]:
-        """What part of a step each member is."""
+        """What part of a step each member is, added up over the trainings of a chain."""
         by_count = self.config.training.weights == "examples"
         sizes = {client: float(len(self.truth.data[client][1])) if by_count else 1.0 for client in step.members}
-        return {client: size / sum(sizes.values()) for client, size in sizes.items()}
+        shares = dict.fromkeys(step.members, 0.0)
+        for _, clients in step.trainings:
+            whole = sum(sizes[client] for client in clients)
+            for client in clients:
+                shares[client] += sizes[client] / whole
+        return shares
 
 
 def evidence(
@@ -257,6 +286,8 @@ def _system(attack: _Attack, step: ClientStep, asked: Array) -> tuple[Array, Arr
     short, size = shortened(model.dimension), min(model.dimension, MOST_PARAMETERS)
     moved = np.zeros((shadows, size))
     columns = np.zeros((len(asked), size))
+    if len(step.trainings) > 1:
+        return _system_of_chain(attack, step, asked)
     for client in step.members:
         places = np.flatnonzero(attack.pairs.owners[asked] == client)
         alone = replace(step, members=(client,), update=np.zeros(0), known=None)
@@ -270,6 +301,30 @@ def _system(attack: _Attack, step: ClientStep, asked: Array) -> tuple[Array, Arr
     return columns, np.vstack([short((step.update - known)[None]) - middle, others])
 
 
+def _system_of_chain(attack: _Attack, step: ClientStep, asked: Array) -> tuple[Array, Array]:
+    """As `_system`, of an update that is the sum of several rounds' means: each shadow is a federation of its own over all of them.
+
+    A candidate's gradient is taken on the way of the whole update, and counts as often as its owner trained.
+    """
+    model, shares, short = attack.model, attack.shares(step), shortened(attack.model.dimension)
+    start = step.start.astype(model.init(0).dtype)
+    rosters = [{client: attack.data(client, shadow) for client in step.members} for shadow in attack.inside]
+    train, norm = attack.local(step).train, attack.config.privacy.clip_norm if attack.config.privacy.unit == "client" else 0.0
+    ended = federated_replicas(
+        lambda number: train, start, step.trainings, rosters, attack.prior.seed, weights=attack.config.training.weights, bound=norm
+    )
+    moved = ended.astype(np.float64) - start
+    columns = np.zeros((len(asked), min(model.dimension, MOST_PARAMETERS)))
+    for client in step.members:
+        places = np.flatnonzero(attack.pairs.owners[asked] == client)
+        if len(places):
+            way = _way_gradients(attack, step, client, moved.mean(axis=0), asked[places])
+            columns[places] = -shares[client] * _amount(attack, step, client) * way
+    made = short(moved)
+    middle = made.mean(axis=0)
+    return columns, np.vstack([short(step.update[None]) - middle, (made - middle) * (len(made) / max(len(made) - 1, 1))])
+
+
 def _part(attack: _Attack, step: ClientStep, client: int, places: Array) -> tuple[Array, Array]:
     """What a client sends in the shadow federations (s, k), and how far each of its candidates carries that if it is in (m, k)."""
     updates = _shadow_updates(attack, step, client)
@@ -277,7 +332,7 @@ def _part(attack: _Attack, step: ClientStep, client: int, places: Array) -> tupl
     sent = np.stack([clip(update, bound) for update in updates]) if bound else updates
     lengths = np.linalg.norm(updates, axis=1)
     kept = float(np.mean(np.linalg.norm(sent, axis=1) / np.maximum(lengths, 1e-300))) if bound else 1.0
-    short = shortened(attack.model.dimension)
+    short, sent = shortened(attack.model.dimension), step.known_part(sent)
     if not len(places):
         return short(sent), np.zeros((0, min(attack.model.dimension, MOST_PARAMETERS)))
     amount = kept * _amount(attack, step, client)
@@ -309,7 +364,7 @@ def _way_gradients(attack: _Attack, step: ClientStep, client: int, moved: Array,
     for begin in range(0, len(places), chunk):
         x, y = (part[places[begin : begin + chunk]] for part in (attack.pairs.x, attack.pairs.y))
         points = [clipped_gradients(model, step.start + share * moved, x, y, norm) for share in path]
-        rows.append(short(np.mean(points, axis=0)))
+        rows.append(short(step.known_part(np.mean(points, axis=0))))
     return np.concatenate(rows)
 
 
@@ -353,7 +408,7 @@ MOST_PARTS = 256
 
 def _key(attack: _Attack, steps: Sequence[ClientStep]) -> str:
     members = sorted({client for step in steps for client in step.members})
-    trained = [(attack.local(step), step.members, step.round) for step in steps]
+    trained = [(attack.local(step), step.trainings, step.part) for step in steps]
     words = f"{trained}|{attack.config.privacy}|{attack.config.training.weights}|{attack.prior.seed}|{set(members) & set(attack.known)}"
     digest = blake2b(words.encode(), digest_size=16)
     owned = [part for client in members for part in attack.truth.data[client]]

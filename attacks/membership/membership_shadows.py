@@ -18,7 +18,7 @@ from ...protocols.mechanisms import clip
 from ...randomness import stream
 from ...tasks.training import Train
 from ...types import Array, ClientData
-from ..adversary import AdversaryView
+from ..adversary import INITIAL, AdversaryView
 from ..evidence.sums import models_sent
 from ..evidence.updates import ClientStep, hidden_updates, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
@@ -77,7 +77,7 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     offered: dict[str, Array] = {}
     trained: dict[int, tuple[int, ...]] = {}
     everybody: tuple[int, ...] = ()
-    at, step, averaged = -1, 0, False
+    at, step, averaged, is_initial = -1, 0, False, False
 
     def close() -> None:
         for name, vector in offered.items():
@@ -91,10 +91,10 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters":
             models = {name: vector for name, vector in models_sent(view, message).items() if vector.shape == (dimension,)}
-            if averaged:
+            if averaged or (is_initial and not message.context.get(INITIAL)):
                 close()
                 offered, trained, everybody, averaged, step = {}, {}, (), False, step + 1
-            offered, at = offered | models, message.round
+            offered, at, is_initial = offered | models, message.round, bool(message.context.get(INITIAL))
         elif message.operation == "mean" and message.source in ("clients", "server"):
             averaged, labels = True, message.context.get("labels")
             if "group" in message.context:

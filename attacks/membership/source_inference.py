@@ -109,18 +109,19 @@ def by_gradients(game: SourceGame, steps: Mapping[int, Sequence[ClientStep]], mo
         common = np.mean([step.update for _, step in alike], axis=0)
         first = alike[0][1]
         once = first.local is not None and max(first.local.steps(int((game.owner == place).sum())) for place, _ in alike) == 1
-        rows = sum(_short_gradients(model, first.start + share * common, game, short) for share in (ONE_STEP if once else PATH))
+        rows = sum(_short_gradients(model, first, first.start + share * common, game, short) for share in (ONE_STEP if once else PATH))
         less = common if len(alike) > 1 else np.zeros_like(common)
         found = coefficients(np.asarray(rows), np.stack([short((less - step.update)[None])[0] for _, step in alike]))
         scores[[place for place, _ in alike]] += found
     return np.asarray(scores.argmax(axis=0))
 
 
-def _short_gradients(model: Model, at: Array, game: SourceGame, short: Callable[[Array], Array]) -> Array:
-    """Gradients (n, size) of the samples at parameters `at` (d,), made short."""
+def _short_gradients(model: Model, step: ClientStep, at: Array, game: SourceGame, short: Callable[[Array], Array]) -> Array:
+    """Gradients (n, size) of the samples at parameters `at` (d,), made short, of the parameters that a step shows."""
     chunk = max(1, MOST_NUMBERS // model.dimension)
     parts = range(0, len(game.y), chunk)
-    return np.concatenate([short(clipped_gradients(model, at, game.x[i : i + chunk], game.y[i : i + chunk])) for i in parts])
+    rows = (clipped_gradients(model, at, game.x[i : i + chunk], game.y[i : i + chunk]) for i in parts)
+    return np.concatenate([short(step.known_part(row)) for row in rows])
 
 
 def coefficients(gradients: Array, moved: Array) -> Array:
@@ -205,7 +206,7 @@ def _single(case: Case, view: AdversaryView, model: Model) -> dict[int, list[Cli
     """Updates of single clients that do not collude, whose samples are known to the scorer; none under a transform that stays secret."""
     if blind(view):
         return {}
-    steps = single_steps(steps_in(view, model.dimension, case))
+    steps = single_steps(steps_in(view, model.dimension, case, parts=True))
     return {client: of_client for client, of_client in steps.items() if client in case.truth.data and client not in case.view.coalition}
 
 

@@ -453,6 +453,21 @@ def test_words_that_are_not_read_say_so(texts: Path, change: dict[str, Any], sta
     assert why in found.note
 
 
+@pytest.mark.slow
+def test_a_released_model_shows_the_words_of_those_who_trained_it(texts: Path) -> None:
+    """Rows of the embedding that did not move since the public start: words that nobody has, and samples that are nobody's."""
+    data = {"source": "nordic_wiki", "partition": "kinds", "clients": 12, "vocabulary": 256, "sequence_length": 6, "samples_per_client": 2}
+    seen = case(config(
+        {"name": "fedavg"}, {"sum": "secagg"}, 0, data=data | {"groups": []}, training={"rounds": 3, "optimizer": "adam", "lr": 0.01},
+        model={"name": "lstm", "hidden": 8},
+    ), "released")  # fmt: skip
+    words = figures_of("gradient_inversion", seen)
+    assert set(words) == {"cohort_token_share", "cohort_token_precision"}
+    assert (words["cohort_token_share"].value, words["cohort_token_precision"].value) == (1.0, 1.0)
+    excluded = figures_of("exact_zeros", seen)["excluded_words_auc"]
+    assert excluded.status == "leaks", excluded.line()
+
+
 def test_sums_of_texts_are_the_words_of_their_cohorts(texts: Path) -> None:
     """Twelve clients, half of them in each of eight secure sums: what only one client has is named as its, and nothing else is."""
     training = {"rounds": 8, "participation": 0.5, "batch_size": 4, "optimizer": "adam", "lr": 0.01}

@@ -1,0 +1,143 @@
+"""Labels from the scores that clients report: losses of models that everybody knows, and counts of test samples by class.
+
+Source: a mean loss over a client's samples is the mean of its labels' losses, weighted by the label shares, so losses of several models are
+linear equations for the shares; how losses of a label vary is learned from clients that the attacker makes of auxiliary samples. A matrix
+of counts by true class is read, not inferred.
+
+What it proves: losses under secure sums of the updates show label shares, the better the more models they are of. What it does not:
+training samples have lower losses than auxiliary ones once a model fits them, which is not modelled, so late rounds mislead.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from ...contract.transcript import payload_rows
+from ...engine.device import tensor
+from ...engine.losses import loss_of
+from ...engine.models import Model
+from ...randomness import stream
+from ...types import Array
+from ..adversary import AdversaryView
+from ..evidence.learned_shares import ridge_shares
+from ..evidence.simulated_shares import simulated_samples
+from ..evidence.sums import models_sent
+from ..evidence.updates import public_model
+from ..figures.leakage import Case, Cell, Prior, cell, nothing
+
+__all__ = ["cells", "counts_reported", "losses_reported", "shares_by_losses"]
+
+NAME, LOSSES = "reported_scores", "losses_histogram_l1"
+PRETENDED = 400
+MOST_MODELS = 32
+"""A client's losses of so many models are read, the first ones."""
+MARGIN = 0.1
+
+
+def losses_reported(view: AdversaryView, dimension: int) -> dict[int, list[tuple[Array, float]]]:
+    """By client that does not collude the models (dimension,) whose mean losses it reported, with these.
+
+    A row of losses is of the models that the client was sent last, in their order. What follows is of models that nobody else has.
+    """
+    sent: dict[int, list[Array]] = {}
+    reported: dict[int, list[tuple[Array, float]]] = {}
+    for message in view.messages:
+        if message.payload is None:
+            continue
+        if message.operation == "compute" and message.source == "server":
+            named = models_sent(view, message)
+            models = [named[name] for name in sorted(named, key=lambda name: int(name.partition("/")[2] or 0))]
+            if models and all(model.shape == (dimension,) for model in models):
+                sent |= dict.fromkeys(message.clients, models)
+        losses = message.payload.get("losses")
+        if message.operation != "gather" or losses is None or losses.ndim != 2:
+            continue
+        for client, row in zip(payload_rows(message), np.asarray(losses, np.float64), strict=False):
+            pairs = [(model, float(loss)) for model, loss in zip(sent.get(client, []), row, strict=False) if np.isfinite(loss)]
+            if client not in view.coalition and pairs:
+                known = reported.setdefault(client, [])
+                known += pairs[: MOST_MODELS - len(known)]
+    return reported
+
+
+def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: Prior, model: Model) -> dict[int, Array]:
+    """Label shares (classes,) of each client by the losses that it reported."""
+    place: dict[bytes, int] = {}
+    vectors: list[Array] = []
+    for pairs in reported.values():
+        for vector, _ in pairs:
+            if place.setdefault(vector.tobytes(), len(vectors)) == len(vectors):
+                vectors.append(vector)
+    of_samples = np.stack([_losses(model, vector, prior.x, prior.y) for vector in vectors])
+    people = [(prior.samples_per_client[client], prior.labels_per_client[client]) for client in sorted(reported)]
+    places, shares = simulated_samples(prior.y, prior.classes, people, stream(prior.seed, "clients by losses"), PRETENDED)
+    simulated = np.stack([of_samples[:, chosen].mean(axis=1) for chosen in places])
+    found, fits = dict[int, Array](), dict[tuple[int, ...], tuple[Array, Array]]()
+    for client, pairs in reported.items():
+        which = tuple(place[vector.tobytes()] for vector, _ in pairs)
+        rows = simulated[:, which]
+        fit = fits.setdefault(which, (rows, np.maximum(rows.std(axis=0), 1e-12)))
+        middle, spread = fit[0].mean(axis=0), fit[1]
+        read = ridge_shares((rows - middle) / spread, shares, 1.0)
+        own = np.array([loss for _, loss in pairs])
+        found[client] = read.read(((own - middle) / spread)[None], [prior.labels_per_client[client]])[0]
+    return found
+
+
+def _losses(model: Model, vector: Array, x: Array, y: Array) -> Array:
+    """The loss (n,) of each sample by the model of these parameters (d,)."""
+    module = model.lent(vector.astype(model.init(0).dtype))
+    with torch.no_grad():
+        return np.asarray(loss_of(model.loss, module(model.inputs(x)).double(), tensor(y), "none").cpu().numpy())
+
+
+def counts_reported(view: AdversaryView, classes: int) -> dict[int, Array]:
+    """Shares (classes,) of a client's test samples by label, from the last counts by true class that it reported."""
+    shares: dict[int, Array] = {}
+    for message in view.select("gather"):
+        confusion = (message.payload or {}).get("confusion")
+        if message.source != "clients" or confusion is None or confusion.ndim < 2 or len(confusion) != len(payload_rows(message)):
+            continue
+        for client, table in zip(payload_rows(message), np.asarray(confusion, np.float64), strict=True):
+            if table.size not in (classes**2, 3 * classes) or client in view.coalition:
+                continue
+            counts = table.reshape(classes, classes).sum(axis=1) if table.size == classes**2 else table.reshape(3, classes)[0]
+            if np.isfinite(counts).all() and counts.min() >= 0 and counts.sum() > 0:
+                shares[client] = counts / counts.sum()
+    return shares
+
+
+def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
+    """Label shares of clients by their losses, and of their test samples by their counts."""
+    prior, figures = case.prior, list[Cell]()
+    if prior.config is None:
+        return [nothing(case, NAME, LOSSES, "not attempted: the training settings are not known")], None
+    blank = np.bincount(prior.y, minlength=prior.classes) / len(prior.y)
+    model = public_model(prior)
+    both = [losses_reported(view, model.dimension) for view in (case.view, case.reference)]
+    clients = sorted(set(both[0]) & set(both[1]))
+    if clients and model.loss == "cross_entropy":
+        guessed = [shares_by_losses({client: of[client] for client in clients}, prior, model) for of in both]
+        number = max(len(both[0][client]) for client in clients)
+        note = f"from the losses of up to {number} models that clients report, beside {PRETENDED} clients made of auxiliary samples"
+        real = {client: case.truth.histogram(client) for client in clients}
+        figures.append(_cell(case, LOSSES, clients, guessed, real, blank, note))
+    tables = [counts_reported(view, prior.classes) for view in (case.view, case.reference)]
+    clients = sorted(client for client in set(tables[0]) & set(tables[1]) if len(case.truth.outside.get(client, ((), ()))[1]))
+    if clients:
+        held = {client: np.bincount(case.truth.outside[client][1], minlength=prior.classes) for client in clients}
+        note = "read, not inferred: clients report counts of test samples by true class"
+        real = {client: counts / counts.sum() for client, counts in held.items()}
+        figures.append(_cell(case, "test_histogram_l1", clients, tables, real, blank, note))
+    why = "clients report no losses of models that others have, and no counts of samples by class, in this view"
+    return figures or [nothing(case, NAME, LOSSES, why)], None
+
+
+def _cell(
+    case: Case, metric: str, clients: list[int], guessed: list[dict[int, Array]], real: Mapping[int, Array], blank: Array, note: str
+) -> Cell:  # fmt: skip
+    observed, reference = (np.array([float(np.abs(of[client] - real[client]).sum()) for client in clients]) for of in guessed)
+    beside = np.array([float(np.abs(blank - real[client]).sum()) for client in clients])
+    words = f"{note}; {case.prior.description}; baseline: the label shares of the auxiliary data"
+    return cell(case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words)
