@@ -58,8 +58,8 @@ OnDivergence = Annotated[
 Augment = Annotated[
     tuple[str, ...],
     Key(
-        "Views of an image, whose gradients are averaged, before clipping where there is any: itself, mirrored (`flip`), moved by 2 pixels "
-        "in four directions (`shift`). They cost time, and no privacy.",
+        "Views of an image: itself, mirrored (`flip`), moved by 2 pixels in four directions (`shift`). Their gradients are averaged, "
+        "before clipping where there is any. They cost time, and no privacy.",
         known=lambda: VIEWS,
     ),
 ]

@@ -13,7 +13,7 @@ clients and of parameters, and what the configuration sets.
                 are numbers at most LARGEST_OF_NUMBERS: the curvature of a squared error does not fall as the model becomes sure.
     clip_norm   1, as everywhere.
 
-`[training] recipe` names defaults of several sections (`RECIPES`), of which each applies where its key is left out. Values that the rules
+`[training] recipe` names defaults of several sections (`RECIPES`). Each applies where its key is left out. Values that the rules
 above set stay with the rules.
 
 d is the number of parameters, σ·clip_norm the deviation of the noise of one step in the mean over clients, steps the number of steps in all

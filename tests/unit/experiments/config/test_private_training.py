@@ -202,7 +202,7 @@ def test_a_run_by_the_recipe_learns_more_than_one_of_pixels_and_keeps_its_budget
         shared = {"sum": "secagg", "min_cohort": 9}
         config = private(training=keys, data={"clients": 10}, privacy=privacy, protection=shared, model={"normalise": True})
         run_experiment(config, tmp_path / name)
-        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
         made[name] = summary["accuracy_mean"]
         assert 2.9 < summary["epsilon"] <= 3.0
     assert made["private"] > max(made["none"] + 0.01, 0.94), made
