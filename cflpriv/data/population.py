@@ -20,6 +20,7 @@ from .partition import Partition
 from .periods import in_periods
 from .plausible import plausible
 from .scaling import Scaling, scaled
+from .scattering import FEATURE_MEAN, FEATURE_STD, features
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
 from .tables import FRAME, TABLES, Columns, RawTable, load_table, table_dataset
@@ -71,15 +72,15 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         partition, changes = _by_periods(spec, dataset, partition)
     else:
         changes = _changes(spec, dataset, partition, later, shifts or (_unchanged,))
-    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds)
+    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds, mapped=spec.features != "none")
     scaling = dataset.scaling
     return Population(
         name=f"{spec.source}/{spec.partition}",
         clients=clients,
         groups=partition.groups,
         classes=dataset.classes,
-        mean=dataset.mean,
-        std=dataset.std,
+        mean=dataset.mean if spec.features == "none" else FEATURE_MEAN,
+        std=dataset.std if spec.features == "none" else FEATURE_STD,
         notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
         class_names=dataset.class_names,
         warnings=dataset.warnings,
@@ -112,7 +113,7 @@ def _changes(
             at, count = partition.ids.index(client), spec.samples_per_client
             own = np.sort(later[client][taken[client] : taken[client] + count])
             alone = replace(partition, ids=(client,), train=(own,), test=(partition.test[at],), groups=(group,))
-            (data,), _ = _clients(dataset, alone, shifts, [group % len(shifts)])
+            (data,), _ = _clients(dataset, alone, shifts, [group % len(shifts)], mapped=spec.features != "none")
             made.append(DataChange(entry.round, client, group, data))
             taken[client], group_of[client] = taken[client] + count, group
     return tuple(made)
@@ -291,6 +292,11 @@ def _unchanged(x: Array, y: Array) -> tuple[Array, Array]:
     return x, y
 
 
+def _featured(shift: Shift, x: Array, y: Array) -> tuple[Array, Array]:
+    x, y = shift(x, y)
+    return features(x), y
+
+
 def _rotated(quarter_turns: int, x: Array, y: Array) -> tuple[Array, Array]:
     return rotate(x, quarter_turns), y
 
@@ -344,11 +350,16 @@ def _rows(array: Array, places: Array) -> Array:
 
 
 def _clients(
-    dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0
+    dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0, *, mapped: bool = False
 ) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
-    """Each client's own arrays, client i changed by `shifts[kinds[i]]`, and notes. Equal test sets under the same shift are one array."""
+    """Each client's own arrays, client i changed by `shifts[kinds[i]]`, and notes. Equal test sets under the same shift are one array.
+
+    `mapped`: images are replaced by their `features` after that, once.
+    """
     if dataset.scaling is not None:
         return _scaled_clients(dataset, dataset.scaling, partition, shifts, kinds)
+    if mapped:
+        shifts = [partial(_featured, shift) for shift in shifts]
     shared: dict[tuple[bytes, int], tuple[Array, Array]] = {}
     clients = []
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
@@ -395,9 +406,11 @@ def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
             )
         except InputError as error:
             raise InputError(f"[data] sources: {name}: {error}") from None
-        added, _ = _clients(dataset, part, [partial(_conformed, layout.shape, offset)], [0] * count, first_id=len(clients))
+        conformed = [partial(_conformed, layout.shape, offset)]
+        added, _ = _clients(dataset, part, conformed, [0] * count, first_id=len(clients), mapped=spec.features != "none")
         clients += added
         groups += [group] * count
         notes += dataset.notes
-    mean, std = channel_statistics(client.x_train for client in clients)
+    mapped = spec.features != "none"
+    mean, std = (FEATURE_MEAN, FEATURE_STD) if mapped else channel_statistics(client.x_train for client in clients)
     return Population("mixture/iid", tuple(clients), tuple(groups), layout.classes, mean, std, tuple(notes))

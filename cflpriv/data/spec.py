@@ -213,6 +213,13 @@ class DataSpec:
         int,
         Key("held_out `last`: so many samples before these are left out, since they share measurements with these.", "[0, inf)", "samples"),
     ] = 0
+    features: Annotated[
+        Literal["none", "scattering"],
+        Key(
+            "images: each sample is replaced by public features that depend on it alone, once: normalised wavelet `scattering` (Tramèr & "
+            "Boneh 2021). They cost no privacy."
+        ),
+    ] = "none"
     drift: Annotated[
         tuple[Drift, ...],
         Key("Simulations: clients that get other data before a round, or join then, as `[[data.drift]]`."),
@@ -271,6 +278,8 @@ def check_spec(spec: DataSpec) -> None:
     check_drift(spec)
     check_periods(spec)
     _check_table(spec)
+    if spec.features != "none" and (spec.source in (*TABLES, *TEXTS) or spec.scaling is not None):
+        raise refuse("features", spec.features, "is a map of images; tables, texts and standardised features have none")
     if spec.sources and spec.source != "mixture":
         raise refuse("sources", spec.sources, "only source = 'mixture' has sources")
     if spec.groups and spec.partition not in ("pathological", "kinds"):

@@ -27,6 +27,7 @@ from .convolutions import side_by_side
 from .device import Device, sent
 from .losses import loss_of
 from .models import Model, dtype_of
+from .views import views_in, with_views
 
 if TYPE_CHECKING:
     from .sgd import Batch, Forward, Options, Way
@@ -40,10 +41,13 @@ SCALES = (0.1, 1e3)
 """Of the parameters of a trial."""
 
 
-def block_size(expected: float, rate: float = 1.0) -> int:
-    """The samples of a block for batches of `expected` samples, of all samples each with probability `rate`; public numbers."""
+def block_size(expected: float, rate: float = 1.0, views: int = 1) -> int:
+    """The samples of a block for batches of `expected` samples, of all samples each with probability `rate`; public numbers.
+
+    Samples with `views` take so many rows each.
+    """
     usual = expected + 2 * math.sqrt(expected * (1 - rate))
-    return min(LARGEST_BLOCK, ROWS * max(1, math.ceil(usual / ROWS)))
+    return min(max(ROWS, LARGEST_BLOCK // views // ROWS * ROWS), ROWS * max(1, math.ceil(usual / ROWS)))
 
 
 def chosen(values: Tensor, rows: Tensor) -> Tensor:
@@ -66,7 +70,7 @@ def clipped_sums(
     totals: list[Tensor] = []
     for at in range(0, rows.shape[1], options.block):
         some, their = rows[:, at : at + options.block], weights[:, at : at + options.block]
-        _, layers = _layers(way.forward, way.images, x, y, leaves, some, options.loss)
+        _, layers = _layers(way.forward, way.images, x, y, leaves, some, options.loss, options.augment)
         norms = torch.stack([layer.squares() for layer in layers]).sum(0).sqrt()
         factors = options.clip_norm / norms.clamp_min(options.clip_norm) * their
         # a sample whose gradient no norm bounds contributes nothing, and does not affect the others
@@ -90,29 +94,32 @@ def losses_in_blocks(way: "Way", x: Tensor, y: Tensor, vector: Tensor, loss: Los
 
 
 def _losses(
-    forward: "Forward", images: bool, x: Tensor, y: Tensor, leaves: Sequence[Tensor], rows: Tensor, loss: Loss, taps: list[Any]
-) -> Tensor:
-    """The losses (C, B) of one block, rows (C, B)."""
-    inputs, labels = chosen(x, rows.T if images else rows), chosen(y, rows)
+    forward: "Forward", images: bool, x: Tensor, y: Tensor, leaves: Sequence[Tensor], rows: Tensor, loss: Loss, taps: list[Any],
+    augment: Sequence[str] = (),
+) -> Tensor:  # fmt: skip
+    """The losses (C, B) of one block, rows (C, B): of samples with views the means over these."""
+    inputs, labels = with_views(chosen(x, rows.T if images else rows), chosen(y, rows), augment, images)
     if images:
         inputs = side_by_side(inputs)
     outputs = forward(inputs, leaves, len(rows), taps)  # type: ignore[call-arg]
-    return loss_of(loss, outputs.flatten(0, 1), labels.flatten(), "none").view(rows.shape)
+    losses = loss_of(loss, outputs.flatten(0, 1), labels.flatten(), "none").view(labels.shape)
+    return losses.view(*rows.shape, -1).mean(2) if augment else losses
 
 
 def _layers(
-    forward: "Forward", images: bool, x: Tensor, y: Tensor, leaves: Sequence[Tensor], rows: Tensor, loss: Loss
+    forward: "Forward", images: bool, x: Tensor, y: Tensor, leaves: Sequence[Tensor], rows: Tensor, loss: Loss, augment: Sequence[str]
 ) -> tuple[Tensor, list[LayerGradients]]:
     """The losses (C, B) of one block, rows (C, B), and the samples' gradients layer by layer."""
     taps: list[Any] = []
     with torch.enable_grad():
-        losses = _losses(forward, images, x, y, leaves, rows, loss, taps)
+        losses = _losses(forward, images, x, y, leaves, rows, loss, taps, augment)
         deltas = torch.autograd.grad(losses.sum(), [tap.after for tap in taps])
-        return losses, [tap.rule.spread(tap.before, delta, len(rows)) for tap, delta in zip(taps, deltas, strict=True)]
+        layers = [tap.rule.spread(tap.before, delta, len(rows)) for tap, delta in zip(taps, deltas, strict=True)]
+        return losses, [layer.merged(views_in(augment)) for layer in layers] if augment else layers
 
 
 @lru_cache(maxsize=256)
-def steady(model: Model, way: "Way", clients: int, block: int, device: Device) -> bool:
+def steady(model: Model, way: "Way", clients: int, block: int, device: Device, augment: tuple[str, ...] = ()) -> bool:
     """Whether a block gives each sample the same bits at every place and beside any other samples, by a trial of two blocks.
 
     The trial has random samples and parameters, so it reads nothing of a client. Depends on its arguments and the machine alone.
@@ -137,7 +144,7 @@ def steady(model: Model, way: "Way", clients: int, block: int, device: Device) -
             for leaf, turn in zip(leaves, way.layout.transposed, strict=True)
         ]
         first, second = (
-            _layers(way.forward, way.images, samples, labels, turned, some, model.loss) for some in torch.chunk(rows, 2, 1)
+            _layers(way.forward, way.images, samples, labels, turned, some, model.loss, augment) for some in torch.chunk(rows, 2, 1)
         )  # fmt: skip
         pairs = [(first[0].detach(), second[0].detach())]
         pairs += [pair for a, b in zip(first[1], second[1], strict=True) for pair in zip(a.parts(), b.parts(), strict=True)]

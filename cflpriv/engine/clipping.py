@@ -56,6 +56,10 @@ class LayerGradients(Protocol):
         """
         ...
 
+    def merged(self, views: int) -> "LayerGradients":
+        """The gradients of samples that are so many neighbouring rows of the batch each: their sums, computed before any norm is taken."""
+        ...
+
 
 class Rule(Protocol):
     """How a kind of layer makes per-sample gradients of its input and the gradient of its output."""
@@ -93,6 +97,12 @@ class _Linear:
         weight = torch.bmm(before.transpose(1, 2), scaled)
         return [weight, scaled.sum(1)] if self.bias else [weight]
 
+    def merged(self, views: int) -> "LayerGradients":
+        clients, rows = self.before.shape[:2]
+        before, delta = (part.reshape(clients * (rows // views), views, -1) for part in (self.before, self.delta))
+        made = [torch.bmm(before.transpose(1, 2), delta), *[delta.sum(1)] * self.bias]
+        return _Whole([gradient.view(clients, rows // views, *gradient.shape[1:]) for gradient in made])
+
 
 @dataclass(frozen=True, eq=False)
 class _Whole:
@@ -111,6 +121,9 @@ class _Whole:
         if lost is not None:
             gradients = [gradient.masked_fill(lost.view(*lost.shape, *[1] * (gradient.dim() - 2)), 0.0) for gradient in gradients]
         return [torch.einsum("cb,cb...->c...", factors, gradient) for gradient in gradients]
+
+    def merged(self, views: int) -> "LayerGradients":
+        return _Whole([gradient.reshape(len(gradient), -1, views, *gradient.shape[2:]).sum(2) for gradient in self.gradients])
 
 
 @dataclass(frozen=True)

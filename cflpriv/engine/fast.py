@@ -126,6 +126,8 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
     if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or not _is_network(model):
         return False
+    if options.augment:
+        return False
     width = int(torch.tensor(model.shape).prod())
     # Poisson batches, even if full by chance, are of another number and divided by another size
     return all(
@@ -148,7 +150,7 @@ def _way(model: Model, clients: int, options: Options, device: Device) -> Way | 
     way = _forward(model, clients, device, alone=options.clip_norm > 0)
     if way is None or (options.clip_norm and (way.name != "stacked" or any(options.frozen))):
         return None
-    if options.clip_norm and not steady(model, way, clients, options.block, device):
+    if options.clip_norm and not steady(model, way, clients, options.block, device, options.augment):
         return None
     if options.pull:
         stacked = stacked_form(model)

@@ -73,7 +73,7 @@ class Shape:
 
 def serves(model: Model, options: Options) -> bool:
     """Whether the kernel trains this model with these options."""
-    if library() is None or options.optimizer != "sgd" or options.maml_lr or options.pull:
+    if library() is None or options.optimizer != "sgd" or options.maml_lr or options.pull or options.augment:
         return False
     if model.loss != "cross_entropy" or (options.clip_norm and any(options.frozen)) or (options.grid and not options.clip_norm):
         return False

@@ -19,6 +19,7 @@ from .device import Device, fetched, half, sent
 from .losses import loss_of
 from .own_modules import flat
 from .step_noise import keys_of, normals
+from .views import views_in, with_views
 
 __all__ = [
     "Batch", "Forward", "Layout", "Local", "Options", "Stack", "Steps", "Way", "gradients_stacked", "steps_by_batch", "take_step",
@@ -41,7 +42,7 @@ class Options:
     being the input of the last layer and C_y the client's given prototype of the sample's class (FedProto). With `optimizer` "adam" the
     step is Adam's on the same sum, in place of v. With `deviation` above 0 each batch's gradient gets normals of this standard deviation
     (`step_noise`, by `Local.noise_key`) and is rounded to multiples of `grid`. `loss`: of outputs and labels. `block`: samples that are
-    computed together where gradients are clipped (`clipped_sums`).
+    computed together where gradients are clipped (`clipped_sums`). `augment`: a sample's loss is the mean over these `views`.
     """
 
     lr: float
@@ -57,6 +58,7 @@ class Options:
     grid: float = 0.0
     loss: Loss = "cross_entropy"
     block: int = ROWS
+    augment: tuple[str, ...] = ()
 
     @property
     def stride(self) -> int:
@@ -347,8 +349,8 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
     leaves = [p.detach().requires_grad_(i in stack.moving) for i, p in enumerate(parameters)]
     clients = len(leaves[0])
     with torch.enable_grad():
-        inputs = chosen(stack.x, batch.rows)
         labels = chosen(stack.y, batch.rows.T if way.images else batch.rows)
+        inputs, labels = with_views(chosen(stack.x, batch.rows), labels, options.augment, way.images)
         if way.images:
             inputs = side_by_side(inputs)
         with half(device):
@@ -359,7 +361,7 @@ def _gradients(way: Way, stack: Stack, parameters: Sequence[Tensor], batch: Batc
             places = torch.arange(clients, device=labels.device).unsqueeze(1)
             pulled = options.pull * to_prototypes(features.to(stack.x.dtype), stack.prototypes[places, labels])
         losses = loss_of(options.loss, logits.to(stack.x.dtype).flatten(0, 1), labels.flatten(), "none")
-        losses = losses.view(clients, -1) + pulled
+        losses = losses.view(clients, -1, views_in(options.augment)).mean(2) + pulled
         loss = (losses * batch.weights).sum() if isinstance(batch.weights, Tensor) else losses.sum() * batch.weights
         # the fused update walks parameter, gradient and velocity in one order, so all must be contiguous
         made = torch.autograd.grad(loss, [leaves[i] for i in stack.moving], allow_unused=True, materialize_grads=True)

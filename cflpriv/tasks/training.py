@@ -21,6 +21,7 @@ from ..engine.own_modules import slopes
 from ..engine.sgd import Local, Options, to_prototypes
 from ..engine.span import Movement
 from ..engine.step_noise import keys_of, noise_place, normals
+from ..engine.views import SMALLEST, VIEWS, check_views, views_in, with_views
 from ..errors import InputError, TrainingDiverged
 from ..keys import Key, check_ranges, readable
 from ..privacy.settings import Noise, secret_key
@@ -30,8 +31,8 @@ from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
 
 __all__ = [
-    "BatchSize", "Epochs", "Gradient", "LearningRate", "LearningRateDecay", "Momentum", "OnDivergence", "Optimizer", "Start", "Train",
-    "WeightDecay", "listening",
+    "Augment", "BatchSize", "Epochs", "Gradient", "LearningRate", "LearningRateDecay", "Momentum", "OnDivergence", "Optimizer", "Start",
+    "Train", "WeightDecay", "listening",
 ]  # fmt: skip
 
 NEGLIGIBLE = 1e-30
@@ -52,6 +53,14 @@ OnDivergence = Annotated[
     Key(
         "When a client's parameters are not finite: end the run (`stop`), or leave the client out of the round (`skip`). Under a "
         "protection the client adds zeros, and only a simulation ends."
+    ),
+]
+Augment = Annotated[
+    tuple[str, ...],
+    Key(
+        "Views of an image: itself, mirrored (`flip`), moved by 2 pixels in four directions (`shift`). Their gradients are averaged, "
+        "before clipping where there is any. They cost time, and no privacy.",
+        known=lambda: VIEWS,
     ),
 ]
 Optimizer = Annotated[Literal["sgd", "adam"], Key("Optimiser of local training; `adam` takes no momentum.")]
@@ -82,6 +91,7 @@ class Train:
     with fresh moments each time; it takes no momentum. Noise is added before, so a private training costs the same.
     With `update_norm` above 0 "update" is scaled to that length, up or down (a zero update stays zero); "trained" is not. A contribution
     that is clipped to the same norm afterwards costs what it would cost at any length up to the norm, and has the most signal for it.
+    With `augment` a sample's loss is the mean over its `engine.views`, so their gradients are averaged before clipping.
     `frozen` names parameters, by prefix, that stay as given. `lr_decay` multiplies the rate once a round. A client whose parameters do not
     stay finite ends the run (`TrainingDiverged`), or with `on_divergence = "skip"` takes no part in the round.
     """
@@ -106,6 +116,7 @@ class Train:
     shares: Count = 0
     optimizer: Optimizer = "sgd"
     update_norm: Amount = 0.0
+    augment: Augment = ()
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "training")
@@ -117,6 +128,15 @@ class Train:
             raise InputError(f"training.frozen: {self.frozen} are prefixes of {which} of the model ({names})")
         if self.pull and self.clip_norm:
             raise InputError(f"training.pull: {self.pull} with clip_norm = {self.clip_norm}: per-sample gradients know no prototypes")
+        check_views(self.augment)
+        if self.augment:
+            if len(self.model.shape) != 3 or min(self.model.shape[1:]) < SMALLEST:
+                raise InputError(
+                    f"training.augment = {list(self.augment)}: views are of images of at least {SMALLEST}×{SMALLEST}, and samples have "
+                    f"shape {self.model.shape}; leave it out"
+                )
+            if self.pull:
+                raise InputError(f"training.augment = {list(self.augment)} with pull = {self.pull}: features of views know no prototypes")
         if self.noise_multiplier and not (self.clip_norm and self.sampling_rate and self.public_samples):
             raise InputError(
                 f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
@@ -249,20 +269,24 @@ class Train:
         seen: list[torch.Tensor] = []
         prototypes = torch.tensor(task_input.array("prototypes"), dtype=x.dtype) if self.pull else None
 
+        def scored(batch: Array) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, labels = with_views(x[batch].unsqueeze(0), y[batch].unsqueeze(0), self.augment, images=False)
+            return module(inputs.squeeze(0)), labels.squeeze(0)
+
         def gradients(batch: Array) -> list[torch.Tensor]:
             leaves = [parameters[i] for i in moving]
             divisor = self._expected(task_input) or len(batch)
             if not self.clip_norm:
                 if len(batch) == 0:
                     return [torch.zeros_like(leaf) for leaf in leaves]
-                loss = loss_of(self.model.loss, module(x[batch]), y[batch], "sum") / divisor
+                loss = loss_of(self.model.loss, *scored(batch), "sum") / divisor / views_in(self.augment)
                 if prototypes is not None:
                     loss = loss + self.pull * to_prototypes(seen.pop(), prototypes[y[batch]]).sum() / divisor
                 return slopes(loss, leaves)
             total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
             for i in batch:
                 # by itself, in memory of its own: its gradient depends on no other sample, to the last bit (`engine.clipped_sums`)
-                own = slopes(loss_of(self.model.loss, module(x[i : i + 1].clone()), y[i : i + 1]), leaves)
+                own = slopes(loss_of(self.model.loss, *scored(np.array([i]))), leaves)
                 norm = torch.stack([gradient.double().square().sum() for gradient in own]).sum().sqrt()
                 if not torch.isfinite(norm):
                     continue  # no norm bounds it, so it contributes nothing
@@ -356,15 +380,16 @@ class Train:
         scale = self._scale if self._noisy else 0.0
         return Options(
             self.lr, self.momentum, self.weight_decay, self.prox, self.maml_lr, self.clip_norm, tuple(self._frozen()), self.pull,
-            self.optimizer, scale, spacing(scale) if scale else 0.0, loss=self.model.loss, block=self._block,
+            self.optimizer, scale, spacing(scale) if scale else 0.0, loss=self.model.loss, block=self._block, augment=self.augment,
         )  # fmt: skip
 
     @property
     def _block(self) -> int:
         """Samples that are computed together where gradients are clipped; of public numbers alone."""
+        views = views_in(self.augment)
         if self.noise_multiplier:
-            return block_size(self.sampling_rate * self.public_samples, self.sampling_rate)
-        return block_size(self.batch_size or LARGEST_BLOCK)
+            return block_size(self.sampling_rate * self.public_samples, self.sampling_rate, views)
+        return block_size(self.batch_size or LARGEST_BLOCK, views=views)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
@@ -396,7 +421,9 @@ class Train:
         self, inputs: Sequence[TaskInput], work: Sequence[Local], device: Device
     ) -> tuple[Callable[[], Sequence[Array]] | None, str]:
         """As `fast.train`, of the one step along sums of clipped gradients."""
-        options = Options(0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss, block=self._block)
+        options = Options(
+            0.0, clip_norm=self.clip_norm, frozen=tuple(self._frozen()), loss=self.model.loss, block=self._block, augment=self.augment
+        )
         summed, path = fast.gradients(self.model, work, options, device)
         if summed is None:
             return None, path

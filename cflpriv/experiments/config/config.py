@@ -28,6 +28,8 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
 from ...data.held_out import with_held_out
+from ...data.tables import TABLES
+from ...data.text import TEXTS
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key
 from ...federation.cohort import CohortRounds, schedule
@@ -47,7 +49,7 @@ from ..newcomers import held_back
 from ..trust import idle_code, may_run, run_sections
 from .callbacks import known_callbacks
 from .privacy_checks import check_privacy, few_shares, needless_steps
-from .private_training import DerivedFloat, DerivedInt, derived_lr, with_private_values
+from .private_training import DerivedFloat, DerivedInt, derived_lr, with_private_values, with_recipe
 from .schedule_file import read_schedule
 from .sections import DataSection, ModelSection, RunSection, TrainingSection
 
@@ -113,6 +115,12 @@ class Config:
             )
         if self.run.advise or self.training.mixture:
             self._prepare_scoring()
+        if self.training.augment:
+            key = f"training.augment = {list(self.training.augment)}"
+            if self.data.features != "none":
+                raise InputError(f"{key} with data.features = {self.data.features!r}: views are of images, not of their features; use one")
+            if self.data.source in (*TABLES, *TEXTS):
+                raise InputError(f"{key} with data.source = {self.data.source!r}: views are of images; leave it out")
         self._check_numbers()
         known_callbacks(self.run.callbacks)
         check_metrics(self.run.metrics)
@@ -320,7 +328,7 @@ class Config:
         t = self.training
         return Train(
             model, t.epochs, t.batch_size, self.lr_for(model), t.momentum, t.weight_decay, t.lr_decay, on_divergence=t.on_divergence,
-            optimizer=t.optimizer, update_norm=self.privacy.update_norm,
+            optimizer=t.optimizer, update_norm=self.privacy.update_norm, augment=t.augment,
         )  # fmt: skip
 
     def lr_for(self, model: Model) -> float:
@@ -555,6 +563,7 @@ def parse_config(tree: Mapping[str, Any], source: str = "config", *, trust: bool
         if not isinstance(tree[section], (Mapping, SECTIONS.get(section, Mapping))):
             raise InputError(f"{source}: {section} = {tree[section]!r}: write it as a section, [{section}]")
     try:
+        tree = with_recipe(tree)
         run = _section(RunSection, tree.get("run", {}), "run")
         run = replace(run, plugins=tuple(str(load_plugin(file)) for file in run.plugins if trust or is_loaded(file)))
         sections: dict[str, Any] = {name: _section(kind, tree.get(name, {}), name) for name, kind in SECTIONS.items() if name != "run"}

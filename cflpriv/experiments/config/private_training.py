@@ -13,6 +13,9 @@ clients and of parameters, and what the configuration sets.
                 are numbers at most LARGEST_OF_NUMBERS: the curvature of a squared error does not fall as the model becomes sure.
     clip_norm   1, as everywhere.
 
+`[training] recipe` names defaults of several sections (`RECIPES`). Each applies where its key is left out. Values that the rules
+above set stay with the rules.
+
 d is the number of parameters, σ·clip_norm the deviation of the noise of one step in the mean over clients, steps the number of steps in all
 rounds. The second bound keeps the length of the path where steps are many, the third keeps the noise from moving a large model too far. The
 constants were chosen on data apart from those that `benchmarks/private_defaults.py` judges by.
@@ -22,16 +25,27 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
+from ...data.tables import TABLES
+from ...data.text import TEXTS
 from ...engine.models import Model
+from ...errors import InputError
 from ...privacy.settings import Noise, Privacy
 from .sections import TrainingSection
 
-__all__ = ["DerivedFloat", "DerivedInt", "derived_lr", "with_private_values"]
+__all__ = ["RECIPES", "DerivedFloat", "DerivedInt", "derived_lr", "with_private_values", "with_recipe"]
 
 EPOCHS, BATCH = 10, 0
 ROUNDS = 100
 LARGEST, PATH, DRIFT = 8.0, 800.0, 45.0
 LARGEST_OF_NUMBERS = 0.25
+
+
+RECIPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "private": {"data": {"features": "scattering"}, "model": {"name": "linear"}},
+}
+"""By name, sections with the defaults of a recipe. "private": a linear model of public features (Tramèr & Boneh 2021). Rounds, batches,
+rate and clip norm follow from the rules above. On MNIST and EMNIST letters 100 steps of all samples at a rate of 8 were within .3 points of
+the best of rates from 2 to 32 and of clip norms from .03 to 2; 200 steps gained .6 points on MNIST for twice the time."""
 
 
 class DerivedInt(int):
@@ -40,6 +54,29 @@ class DerivedInt(int):
 
 class DerivedFloat(float):
     """A number that the configuration left out. A rule sets it when the size of the model is known; until then it is the largest value."""
+
+
+def with_recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the defaults of its recipe where keys are left out; sections that are made already have all keys.
+
+    Raises `InputError` for a recipe that is not known, or is not for this configuration.
+    """
+    sections = {name: tree.get(name, {}) for name in ("training", "privacy", "data")}
+    plain = {name: section if isinstance(section, Mapping) else vars(section) for name, section in sections.items()}
+    recipe = plain["training"].get("recipe", "none")
+    if recipe == "none":
+        return dict(tree)
+    if recipe not in RECIPES:
+        raise InputError(f"training.recipe = {recipe!r}: known are {', '.join(map(repr, ('none', *RECIPES)))}")
+    if (unit := plain["privacy"].get("unit", "none")) != "sample":
+        raise InputError(f"training.recipe = {recipe!r} with privacy.unit = {unit!r}: is for unit = 'sample'; leave it out")
+    if (source := plain["data"].get("source")) in (*TABLES, *TEXTS):
+        raise InputError(f"training.recipe = {recipe!r} with data.source = {source!r}: its features are of images; leave it out")
+    made = dict(tree)
+    for name, defaults in RECIPES[recipe].items():
+        if isinstance(section := tree.get(name, {}), Mapping):
+            made[name] = {**defaults, **section}
+    return made
 
 
 def with_private_values(training: TrainingSection, configured: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:

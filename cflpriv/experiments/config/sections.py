@@ -10,8 +10,9 @@ from ...engine.compute import Kind
 from ...engine.device import NoisePlace, Precision
 from ...engine.models import MODELS, OTHER_NAMES, Dtype, Hidden, InitScale, Model
 from ...engine.run import Processes
+from ...engine.views import check_views
 from ...keys import Key, check_ranges, readable
-from ...tasks.training import BatchSize, Epochs, LearningRate, LearningRateDecay, Momentum, OnDivergence, Optimizer, WeightDecay
+from ...tasks.training import Augment, BatchSize, Epochs, LearningRate, LearningRateDecay, Momentum, OnDivergence, Optimizer, WeightDecay
 from ...transports.memory import Dropout
 from ...types import Loss
 
@@ -66,6 +67,13 @@ class ModelSection:
 class TrainingSection:
     """`[training]`: rounds, local training, and which clients take part."""
 
+    recipe: Annotated[
+        Literal["none", "private"],
+        Key(
+            "Defaults for keys that are left out. `private`, for images under sample-level privacy: a linear model of public features "
+            '(`data.features = "scattering"`, `model.name = "linear"`); the other values follow from the budget as without it.'
+        ),
+    ] = "none"
     rounds: Annotated[int, Key("Rounds of training; left out under sample-level privacy: 100.", "[0, inf)", "rounds")] = 20
     epochs: Epochs = 1
     batch_size: BatchSize = 10
@@ -75,6 +83,7 @@ class TrainingSection:
     lr_decay: LearningRateDecay = 1.0
     on_divergence: OnDivergence = "stop"
     optimizer: Optimizer = "sgd"
+    augment: Augment = ()
     weights: Annotated[
         str,
         Key(
@@ -102,6 +111,7 @@ class TrainingSection:
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "training")
+        check_views(self.augment)
 
 
 @readable

@@ -35,20 +35,24 @@ __all__ = ["Exported", "client_column", "export_model", "exported_model", "model
 class Exported:
     """A model and what it takes: `name` says whose it is. Its input is (x − mean) / std, with one value a channel or one for all.
 
-    `pipeline` is what turns rows of a table into its input, where the run was on a table.
+    `pipeline` is what turns rows of a table into its input, where the run was on a table. `features`: what turns images into x, as
+    `data.features` names it ("none": the images themselves).
     """
 
     name: str
     model: Model
     state: Mapping[str, torch.Tensor]
     pipeline: Pipeline | None = None
+    features: str = "none"
 
     @property
     def line(self) -> str:
         m = self.model
         shape = " x ".join(map(str, m.shape))
+        made = "" if self.features == "none" else f" made of images by cflpriv.data.{self.features}.features,"
         return (
-            f"{self.name}: {m.name}, input {shape} as (x - {list(m.mean)}) / {list(m.std)}, {m.classes} outputs, {m.dimension} parameters"
+            f"{self.name}: {m.name}, input {shape}{made} as (x - {list(m.mean)}) / {list(m.std)}, {m.classes} outputs, "
+            f"{m.dimension} parameters"
         )
 
 
@@ -111,7 +115,7 @@ def exported_model(
     model = run.config.model_for(run.population)
     state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
     run.backend.close(run)
-    return Exported(name, model, state, pipeline_of(run.config, run.population, client))
+    return Exported(name, model, state, pipeline_of(run.config, run.population, client), run.config.data.features)
 
 
 def models_of_clients(

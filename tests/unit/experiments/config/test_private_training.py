@@ -1,6 +1,7 @@
 """Values that sample-level private training gets where they are left out: which, when, and that they learn where the usual ones do not."""
 
 import json
+import re
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from small_runs import configured
 
 from cflpriv.engine.models import Model
+from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.config.private_training import DRIFT, LARGEST, LARGEST_OF_NUMBERS, PATH, DerivedFloat, derived_lr
 from cflpriv.experiments.run.agreed import contract_of_config
@@ -152,3 +154,55 @@ def test_figures_of_the_noise_are_the_experimenters_alone() -> None:
     assert row[RATIO] > 0
     kinds = {message.kind for message in run.federation.transcript.messages[before:]}
     assert not any("clipped" in kind or "confusion" in kind for kind in kinds), json.dumps(sorted(kinds))
+
+
+def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
+    recipe = partial(configured, {**PRIVATE, "model": {}, "training": {"recipe": "private", "weights": "equal"}})
+    config = recipe()
+    assert (config.data.features, config.model.name, config.training.rounds, config.training.batch_size) == ("scattering", "linear", 100, 0)
+    assert (recipe(model={"name": "mlp"}).model.name, recipe(model={"name": "mlp"}).data.features) == ("mlp", "scattering")
+    assert recipe(data={"features": "none"}).data.features == "none"
+    assert parse_config(tomllib.loads(config.to_toml())) == config
+    assert configured({**PRIVATE, "model": {}}).data.features == "none"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"privacy": {"unit": "client", "samples": 0}}, "privacy.unit = 'client': is for unit = 'sample'"),
+        ({"data": {"source": "csv", "paths": ["t.csv"], "label_column": "y"}}, "data.source = 'csv': its features are of images"),
+        ({"data": {"source": "ag_news", "partition": "kinds"}}, "data.source = 'ag_news': its features are of images"),
+        ({"training": {"recipe": "privte"}}, "training.recipe = 'privte': known are 'none', 'private'"),
+    ],
+)
+def test_a_recipe_is_refused_by_name_where_it_makes_no_sense(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(named)):
+        configured({**PRIVATE, "training": {"recipe": "private", "weights": "equal"}}, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"data": {"features": "scattering"}}, "data.features = 'scattering': views are of images, not of their features"),
+        ({"data": {"source": "csv", "paths": ["t.csv"], "label_column": "y"}}, "data.source = 'csv': views are of images"),
+        ({"training": {"augment": ["turn"]}}, "training.augment"),
+    ],
+)
+def test_views_are_refused_by_name_where_there_are_no_images(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(named)):
+        configured({**PRIVATE, "training": {"augment": ["flip"], "weights": "equal"}}, **keys)
+
+
+@pytest.mark.slow
+def test_a_run_by_the_recipe_learns_more_than_one_of_pixels_and_keeps_its_budget(tmp_path: Path) -> None:
+    made = {}
+    for name in ("private", "none"):
+        keys = {"recipe": name, "rounds": 20, "weights": "equal"}
+        privacy = {"epsilon": 3.0, "samples": 140, "noise": "shared"}
+        shared = {"sum": "secagg", "min_cohort": 9}
+        config = private(training=keys, data={"clients": 10}, privacy=privacy, protection=shared, model={"normalise": True})
+        run_experiment(config, tmp_path / name)
+        summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
+        made[name] = summary["accuracy_mean"]
+        assert 2.9 < summary["epsilon"] <= 3.0
+    assert made["private"] > max(made["none"] + 0.01, 0.94), made

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cflpriv import ClientData, Population, build_population
+from cflpriv.data import DataSpec
+from cflpriv.data.scattering import features
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
@@ -147,3 +149,27 @@ def test_a_run_of_a_population_is_exported_with_it_and_refused_without(name: str
         (tmp_path / "run" / "summary.json").unlink(missing_ok=True)  # else the run is done
         with pytest.raises(InputError, match=r"other data than are found now; .*the same population"):
             again()
+
+
+@pytest.mark.slow
+def test_a_model_of_features_names_the_map_that_makes_its_input_of_images(tmp_path: Path) -> None:
+    """Images by the named map through the exported weights have the accuracy of the run."""
+    config = parse_config(
+        {
+            "data": {"source": "digits", "clients": 4},
+            "training": {"recipe": "private", "rounds": 2, "weights": "equal"},
+            "algorithm": {"name": "fedavg"},
+            "privacy": {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 350},
+        }
+    )
+    run_experiment(config, tmp_path / "run")
+    exported = export_model(tmp_path / "run", tmp_path / "model.safetensors")
+    assert "made of images by cflpriv.data.scattering.features" in exported.line
+    images = build_population(DataSpec("digits", clients=4))
+    weight, bias = (exported.state[name].numpy() for name in ("1.weight", "1.bias"))
+    shares = []
+    for client in images.clients:
+        x = (features(client.x_test).reshape(len(client.y_test), -1) - exported.model.mean[0]) / exported.model.std[0]
+        shares.append(float(np.mean((x @ weight.T + bias).argmax(1) == client.y_test)))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert np.mean(shares) == pytest.approx(summary["accuracy_mean"], abs=0.01)
