@@ -300,7 +300,7 @@ def headline_rows(results: Sequence[Result], first: Attack | None) -> list[dict[
 
 
 def attack_words(attack: Attack) -> str:
-    """A figure for people: the attack, its figure, and to whom."""
+    """A figure for people: the attack, its figure, and the adversary."""
     name, metric, adversary, known = attack
     knows = f" that knows {known} client{'s' if known > 1 else ''}" if known and "+" not in adversary and adversary != "client" else ""
     return f"{name.replace('_', ' ')} by {adversary_words(adversary)}{knows} ({metric_words({'metric': metric})})"

@@ -1,4 +1,4 @@
-"""What leaks, and to whom: the answer that follows from an audit.
+"""The answer about leaks that follows from an audit.
 
 An attack that was not attempted, or that does not work unprotected, never counts as a sign of safety: "no leak seen" needs every attack of
 the suite, settled for every adversary.

@@ -290,8 +290,8 @@ def test_clients_are_moved_into_a_cluster_that_nobody_chose() -> None:
     """Of three models of two groups one is left over; from the second round on it receives clients."""
     run = finished(small_config("rr_cluster", training={"rounds": 3}, algorithm={"k": 3, "smallest": 4}), SCENE)
     assert [min(row["sizes"]) >= 4 - 1e-9 for row in run.rows] == [True] * 3
-    assert run.rows[0]["moved"] == 0.0
-    assert all(0 <= row["moved"] < 0.5 for row in run.rows[1:])
+    assert run.rows[0]["share_moved"] == 0.0
+    assert all(0 <= row["share_moved"] < 0.5 for row in run.rows[1:])
 
 
 # --- what is refused

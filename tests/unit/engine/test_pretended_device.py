@@ -20,7 +20,7 @@ from cflpriv.engine import Engine, Streams, Task, TaskInput, device, fast, graph
 from cflpriv.engine.clipped_sums import steady
 from cflpriv.engine.device import CPU, Device, NoisePlace, in_use, sent, using
 from cflpriv.engine.models import Model
-from cflpriv.errors import CflprivWarning, InputError
+from cflpriv.errors import CflprivWarning, InputError, TrainingDiverged
 from cflpriv.tasks.evaluation import Evaluate, Losses
 from cflpriv.tasks.signatures import PrincipalVectors, principal_vectors
 from cflpriv.tasks.training import Gradient, Train
@@ -272,7 +272,11 @@ def test_results_are_taken_while_the_next_clients_are_trained(monkeypatch: pytes
     plain = Engine("sequential").run(task, given)
     monkeypatch.setattr(Event, "synchronize", lambda event: None)
     with pretended():
-        early = [result["update"].copy() for result in Engine(device="cuda").run(task, given)]
+        try:
+            early = [result["update"].copy() for result in Engine(device="cuda").run(task, given)]
+        except TrainingDiverged as error:  # what was in memory before is read, and happens to be no number
+            assert "client 5" in str(error)
+            return
     wrong = [not np.allclose(one, other["update"]) for one, other in zip(early, plain, strict=True)]
     assert wrong.count(True) == 1, "that of the last lot, with nothing behind it, would be read before it is there"
 

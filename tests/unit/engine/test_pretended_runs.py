@@ -49,6 +49,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "key_recovery": {"algorithm": {"name": "fedavg"}, "protection": {"sum": "permutation"}, "data": ALL_LABELS, "training": EQUAL},
     "model_inconsistency": {"algorithm": {"name": "fedavg"}, "protection": {"sum": "secagg"}, "training": EQUAL},
     "membership": {"data": {"samples_per_client": 20, "test_samples_per_client": 60}},
+    "reported_scores": {"algorithm": {"name": "fedgwc"}, "data": UNEQUAL, "training": {"participation": 0.5}},
     "sybil_span": {"protection": {"gram": ["haar"]}, "data": {"clients": 16}},
     "update_norms": {"algorithm": {"name": "fedavg"}, "data": UNEQUAL | {"clients": 12}},
 }  # fmt: skip

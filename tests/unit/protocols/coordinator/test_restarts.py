@@ -28,12 +28,13 @@ def play(folder: Path, seed: int, rate: float | None = None) -> tuple[World, lis
     return world, codes
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**63 - 1))
 def test_sums_survive_kills_at_any_point(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     play(tmp_path_factory.mktemp("world"), seed)
 
 
+@pytest.mark.slow
 def test_worlds_end_in_every_way(tmp_path: Path) -> None:
     """The runs above would show nothing if all ended early, or nobody was killed."""
     ends: Counter[str] = Counter()
