@@ -108,10 +108,10 @@ class Coordinator:
         try:
             answer = self.rounds.receive(data, self._clock())
             await self._commit()
-        finally:
+        finally:  # a request whose sender went away is entered all the same
             self._inside -= 1
-        for arrived in self._arrived.values():
-            arrived.set()
+            for arrived in self._arrived.values():
+                arrived.set()
         return answer
 
     # --- rosters

@@ -57,12 +57,23 @@ class CoordinatorLimits(msgspec.Struct, frozen=True):
 
     waiting: uploads that helpers have not seen yet; more have to come again. requests: that are being handled at a time.
     retry_seconds: until clients ask again. kept_rounds: for so many rounds results are kept, and requests are still answered.
+
+    Raises `ValueError` naming the field that is wrong.
     """
 
     waiting: int = 256
     requests: int = 512
     retry_seconds: float = 1.0
     kept_rounds: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("waiting", "requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 at least")
+        if not 0 <= self.retry_seconds <= c.MOST_SECONDS:
+            raise ValueError(f"retry_seconds: expected 0 to {c.MOST_SECONDS:g}")
+        if self.kept_rounds < 0:
+            raise ValueError("kept_rounds: expected 0 at least")
 
 
 class _Round(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -206,14 +217,15 @@ class SumRounds:
         roster = self.roster
         assert roster is not None
         before = self._before(number, label)
-        first, last = (before[0], before[-1]) if before else (None, None)
-        cohort = tuple(sorted(last.members if last is not None and last.closed else plan.cohort))
+        first = before[0] if before else None
+        signed = next((done for done in before if done.closed), None)  # later attempts that ended earlier change nothing about this set
+        cohort = tuple(sorted(plan.cohort if signed is None else signed.members))
         terms = make_terms(
             session=self.session, slot=(number, self._next(number)), roster=roster.roster, colluding=self._colluding, announced=announced,
             clients=len(cohort), models=plan.models, dimension=plan.dimension, clip=plan.clip, bits=plan.bits,
             levels=None if first is None else first.terms.levels, weight_limit=plan.weight_limit,
             least_weight=None if first is None else first.terms.least_weight,
-            spread=plan.spread, min_cohort=len(cohort) if last is not None and last.closed else plan.min_cohort,
+            spread=plan.spread, min_cohort=plan.min_cohort if signed is None else len(cohort),
             effective=plan.min_cohort, cohort_change=plan.cohort_change,
         )  # fmt: skip
         opened = AttemptOpened(label, len(before), terms, tuple(sorted(announced.items())), roster, cohort, closes)
@@ -298,7 +310,7 @@ class SumRounds:
     def _wait(self, code: Literal["busy", "idle"], version: int | None = None) -> c.ComeAgain:
         roster = self.roster
         newer = roster is not None and version is not None and roster.version > version
-        return c.ComeAgain(code, self.limits.retry_seconds, self._roster_data() if newer else b"")
+        return c.ComeAgain(code, float(self.limits.retry_seconds), self._roster_data() if newer else b"")
 
     def _answer(self, message: c.ToCoordinator, now: float) -> c.FromCoordinator:
         match message:
@@ -317,7 +329,7 @@ class SumRounds:
                 continue
             if message.client not in attempt.digests and message.version <= opened.roster.version:
                 newer = message.version < opened.roster.version
-                return c.SumInvited(attempt.invite, min(opened.closes - now, c.MOST_SECONDS), self._roster_data() if newer else b"")
+                return c.SumInvited(attempt.invite, float(min(opened.closes - now, c.MOST_SECONDS)), self._roster_data() if newer else b"")
         return self._wait("idle", message.version)
 
     def _upload(self, message: c.SendUpload, now: float) -> c.FromCoordinator:

@@ -203,7 +203,7 @@ def test_the_level_holds_over_whole_runs() -> None:
 
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
 def test_nothing_on_either_side_is_no_change(kind: type) -> None:
-    none = np.zeros((0, 3), np.float32), np.zeros(0, kind)
-    some = np.ones((4, 3), np.float32), np.ones(4, kind)
+    none: Samples = np.zeros((0, 3), np.float32), np.zeros(0, kind)
+    some: Samples = np.ones((4, 3), np.float32), np.ones(4, kind)
     for before, after in ((none, none), (some, none), (none, some)):
         assert change_p_value(before, after, 0.05, stream(0, "change")) == 1.0

@@ -566,3 +566,104 @@ def test_counters_and_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
     _run(play())
     federation.close()
+
+
+def test_a_set_that_helpers_may_have_signed_is_kept_over_attempts_that_end_earlier(tmp_path: Path) -> None:
+    now = [0.0]
+    federation = Federation(tmp_path, now=lambda: now[0])
+    clients = {number: federation.client(number) for number in range(4)}
+    roster = sign_roster(AUTHORITY, 1, ROSTER)
+
+    def announced() -> dict[int, bytes]:
+        return {number: asked(number, b"") for number in range(4)}
+
+    def asked(number: int, message: bytes) -> bytes:
+        answer = federation.helpers[number].receive(c.ask_helper(COORDINATOR, number, 0, message, roster))
+        return c.decode_helper_answer(answer, 1 << 24).message
+
+    async def upload(server: Coordinator, number: int) -> None:
+        client = clients[number]
+        task = client.answered(await server.receive(client.request()))
+        assert isinstance(task, UploadTask)
+        client.enter(task, *await work_of(number)(task.slot))
+        assert isinstance(client.answered(await server.receive(client.request())), UploadSettled)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            rounds = server.rounds
+            rounds.begin(0)
+            rounds.open(0, 0, PLAN, announced(), 10.0)
+            for number in range(3):
+                await upload(server, number)
+            now[0] = 10.0
+            for heard in (True, False):  # uploads are delivered; helpers sign the set, and none is heard
+                answers = {number: asked(number, message) for number, message in rounds.step((0, 0), now[0]).items()}
+                rounds.answered((0, 0), answers if heard else {})
+            assert rounds.ended[0, 0].closed
+            rounds.open(0, 0, PLAN, announced(), 20.0)
+            now[0] = 20.0
+            rounds.step((0, 1), now[0])  # nobody came
+            assert not rounds.ended[0, 1].closed
+            slot = rounds.open(0, 0, PLAN, announced(), 30.0)
+            opened = rounds.attempts[slot].opened
+            assert opened.cohort == (0, 1, 2)
+            assert opened.terms.minimum == 3
+
+    _run(play())
+    for client in clients.values():
+        client.close()
+    federation.close()
+
+
+def test_limits_are_checked_and_whole_seconds_are_seconds(tmp_path: Path) -> None:
+    for wrong in ({"waiting": 0}, {"requests": 0}, {"retry_seconds": -1.0}, {"retry_seconds": float("nan")}, {"kept_rounds": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            CoordinatorLimits(**wrong)
+    federation = Federation(tmp_path, limits=CoordinatorLimits(retry_seconds=2), now=lambda: 0)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            client = federation.client(0)
+            assert client.answered(await server.receive(client.request())) == 2.0
+            task = asyncio.create_task(server.sum(0, PLAN, seconds=600))
+            while not server.rounds.attempts:
+                await asyncio.sleep(0.01)
+            assert isinstance(client.answered(await server.receive(client.request())), UploadTask)
+            task.cancel()
+            client.close()
+
+    _run(play())
+    federation.close()
+
+
+def test_an_upload_whose_sender_went_away_ends_the_wait_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(tmp_path)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            task = asyncio.create_task(server.sum(0, PLAN, seconds=100))
+            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(3)]
+            await asyncio.gather(*clients)
+            last = federation.client(3)
+            invited = last.answered(await server.receive(last.request()))
+            assert isinstance(invited, UploadTask)
+            last.enter(invited, *await work_of(3)(invited.slot))
+            while (attempt := server.rounds.attempts[0, 0]).waiting or attempt.delivering:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # the sum waits for client 3
+            commit = server._commit
+
+            async def slow() -> None:
+                await asyncio.sleep(0.05)
+                await commit()
+
+            monkeypatch.setattr(server, "_commit", slow)
+            sending = asyncio.create_task(server.receive(last.request()))
+            await asyncio.sleep(0.01)
+            sending.cancel()
+            monkeypatch.setattr(server, "_commit", commit)
+            assert (await asyncio.wait_for(task, 10)).survivors == (0, 1, 2, 3)
+            last.close()
+
+    _run(play())
+    federation.close()
