@@ -20,11 +20,11 @@ from .coordinator import Coordinator
 from .counters import metrics
 from .helper import DurableHelper
 from .log import DamagedLog, FolderLog
-from .rosters import JoinRequest, RenewRequest, RosterVersion, applied, join, read_roster_version, removed, renew, sign_roster
+from .rosters import JoinRequest, RenewRequest, RosterVersion, applied, invite, join, read_roster_version, removed, renew, sign_roster
 from .rounds import CoordinatorLimits
 
 __all__ = [
     "Coordinator", "CoordinatorLimits", "DamagedLog", "DurableClient", "DurableHelper", "FolderLog", "JoinRequest", "RenewRequest",
-    "RosterVersion", "SumPlan", "UploadSettled", "UploadTask", "applied", "join", "metrics", "read_roster_version", "removed", "renew",
-    "sign_roster", "take_part",
+    "RosterVersion", "SumPlan", "UploadSettled", "UploadTask", "applied", "invite", "join", "metrics", "read_roster_version", "removed",
+    "renew", "sign_roster", "take_part",
 ]  # fmt: skip

@@ -135,6 +135,11 @@ class Coordinator:
         """Requests to join and to renew keys, for the authority."""
         return list(self.rounds.wishes().values())
 
+    def decline(self, request: JoinRequest | RenewRequest) -> None:
+        """Drop a request of `wishes` that the authority does not grant. Raises `OSError`."""
+        self.rounds.decline(request)
+        self._log.commit()
+
     # --- sums
 
     async def sum(

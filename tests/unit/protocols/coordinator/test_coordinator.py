@@ -22,6 +22,7 @@ from cflpriv.protocols.coordinator import (
     UploadSettled,
     UploadTask,
     applied,
+    invite,
     join,
     metrics,
     read_roster_version,
@@ -426,7 +427,7 @@ def test_keys_and_clients_come_and_go_between_rounds(tmp_path: Path) -> None:
             clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(4)]
             await server.sum(0, PLAN)
             await asyncio.gather(*clients)
-            for wish in (join(joining, "site 4"), renew(IDENTITIES[1], renewed), renew(HOLDERS[2], new_helper)):
+            for wish in (join(joining, invite(AUTHORITY, "site 4")), renew(IDENTITIES[1], renewed), renew(HOLDERS[2], new_helper)):
                 first = await server.receive(c.encode(wish))
                 assert isinstance(c.decode_from_coordinator(first), c.WishNoted)
                 assert await server.receive(c.encode(wish)) == first
@@ -434,7 +435,7 @@ def test_keys_and_clients_come_and_go_between_rounds(tmp_path: Path) -> None:
             assert c.decode_from_coordinator(await server.receive(c.encode(stranger))) == c.RequestRefused("not-on-roster")
         async with federation.start() as server:  # requests survive as well
             assert len(server.wishes) == 3
-            later = removed(applied(roster, server.wishes), 0)
+            later = removed(applied(roster, server.wishes, PUBLIC), 0)
             server.publish(sign_roster(AUTHORITY, 2, later))
             assert server.wishes == []
             with pytest.raises(RemoteError, match="old-roster"):
@@ -664,6 +665,42 @@ def test_an_upload_whose_sender_went_away_ends_the_wait_for_clients(tmp_path: Pa
             monkeypatch.setattr(server, "_commit", commit)
             assert (await asyncio.wait_for(task, 10)).survivors == (0, 1, 2, 3)
             last.close()
+
+    _run(play())
+    federation.close()
+
+
+def test_strangers_take_no_place_and_an_invitation_or_a_key_has_one(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    stranger, site = Identity.create(0), Identity.create(6)
+    invitation = invite(AUTHORITY, "site 6")
+
+    async def play() -> None:
+        async with federation.start() as server:
+
+            async def asked(request: Any) -> str:
+                answer = c.decode_from_coordinator(await server.receive(c.encode(request)))
+                return answer.code if isinstance(answer, c.RequestRefused) else type(answer).__name__
+
+            before = len(server.rounds.log)
+            assert await asked(join(stranger, invite(stranger, "me"))) == "bad-signature"
+            assert await asked(renew(stranger, Identity.create(0))) == "not-on-roster"
+            assert len(server.rounds.log) == before
+            wish = join(site, invitation)
+            assert await asked(wish) == "WishNoted"
+            assert await asked(join(stranger, invitation)) == "invitation-used"
+            first, second = (renew(IDENTITIES[1], Identity.create(1)) for _ in range(2))
+            assert await asked(first) == "WishNoted"
+            assert await asked(second) == "request-waits"
+            assert {c.encode(one) for one in server.wishes} == {c.encode(wish), c.encode(first)}
+            server.decline(first)
+            assert await asked(second) == "WishNoted"
+            server.publish(sign_roster(AUTHORITY, 2, applied(ROSTER, server.wishes, PUBLIC)))
+            assert server.wishes == []
+            assert [await asked(one) for one in (wish, second)] == ["WishNoted", "WishNoted"], "the same answers after it was granted"
+            assert await asked(join(stranger, invitation)) == "invitation-used"
+            assert await asked(first) == "not-on-roster"
+            assert server.wishes == []
 
     _run(play())
     federation.close()
