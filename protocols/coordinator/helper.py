@@ -19,8 +19,13 @@ from ..uncopied import uncopied
 from . import messages as c
 from .log import FolderLog
 from .rosters import read_roster_version, taken
+from .sessions import entered
 
 __all__ = ["DurableHelper"]
+
+
+OF_SESSION = ("helper/key", "helper/uploads/", "helper/closed/")
+"""What a helper keeps for one session: the key of the round, seeds, and the sets of slots. What values went into outlives sessions."""
 
 
 class _Kept(MutableMapping[str, bytes]):
@@ -56,7 +61,7 @@ class DurableHelper:
         policy: what it insists on.
 
     Raises:
-        DamagedLog, OSError: as `FolderLog`.
+        DamagedLog, OSError: as `FolderLog`. LocalError: "old-session" for a session that another has followed.
     """
 
     def __init__(
@@ -66,6 +71,12 @@ class DurableHelper:
         check_own("identity", identity, Identity)
         self._identity, self._authority, self._coordinator, self._policy, self._entropy = identity, authority, coordinator, policy, entropy
         self._log, self._lock = FolderLog(folder), Lock()
+        try:
+            gone = [name for name in self._log if name.startswith(OF_SESSION)]
+            entered(self._log, policy.session, dict.fromkeys(gone))
+        except BaseException:
+            self._log.close()
+            raise
 
     def __repr__(self) -> str:
         return f"DurableHelper({self._log.path.parent!s})"

@@ -50,14 +50,16 @@ class Federation:
 
     folder: Path
     roster: Roster = ROSTER
+    session: bytes = SESSION
     limits: CoordinatorLimits = QUICK
     down: set[int] = field(default_factory=set)
     now: Callable[[], float] = time.time
+    names: tuple[bytes, ...] = ()
     helpers: dict[int, DurableHelper] = field(default_factory=dict)
 
     def helper(self, number: int, identity: Identity | None = None) -> DurableHelper:
         place = self.folder / f"helper{number}"
-        return DurableHelper(place, identity or HOLDERS[number], PUBLIC, COORDINATOR.public(), HelperPolicy(SESSION))
+        return DurableHelper(place, identity or HOLDERS[number], PUBLIC, COORDINATOR.public(), HelperPolicy(self.session))
 
     def start(self, roster: Roster | None = None, version: int = 1) -> Coordinator:
         for number in range(4):
@@ -72,16 +74,23 @@ class Federation:
 
         signed = sign_roster(AUTHORITY, version, self.roster if roster is None else roster)
         return Coordinator(
-            self.folder / "coordinator", COORDINATOR, PUBLIC, SESSION, ask, roster=signed, limits=self.limits, clock=self.now
+            self.folder / f"coordinator{self.session.hex()}",
+            COORDINATOR,
+            PUBLIC,
+            self.session,
+            ask,
+            roster=signed,
+            limits=self.limits,
+            clock=self.now,
         )
 
     def client(self, number: int, identity: Identity | None = None) -> DurableClient:
-        return DurableClient(self.folder / f"client{number}", identity or IDENTITIES[number], PUBLIC)
+        return DurableClient(self.folder / f"client{number}", identity or IDENTITIES[number], PUBLIC, self.session)
 
     async def take_part(self, server: Coordinator, number: int, through: int = 0, identity: Identity | None = None) -> None:
         client = self.client(number, identity)
         try:
-            await take_part(client, server.receive, work_of(number), through=through)
+            await take_part(client, server.receive, work_of(number, self.session, self.names), through=through)
         finally:
             client.close()
 
@@ -91,9 +100,11 @@ class Federation:
         self.helpers.clear()
 
 
-def work_of(number: int) -> Callable[[Any], Coroutine[Any, Any, tuple[Policy, Contribution]]]:
+def work_of(
+    number: int, session: bytes = SESSION, names: tuple[bytes, ...] = ()
+) -> Callable[[Any], Coroutine[Any, Any, tuple[Policy, Contribution]]]:
     async def work(slot: Any) -> tuple[Policy, Contribution]:
-        return Policy(SESSION, "active", MODEL, names=(slot[0],)), Contribution(levels(number, slot[0]), is_levels=True)
+        return Policy(session, "active", MODEL, names=(slot[0], *names)), Contribution(levels(number, slot[0]), is_levels=True)
 
     return work
 
@@ -704,3 +715,32 @@ def test_strangers_take_no_place_and_an_invitation_or_a_key_has_one(tmp_path: Pa
 
     _run(play())
     federation.close()
+
+
+def test_folders_go_from_session_to_session_and_remember_digests(tmp_path: Path) -> None:
+    async def play(federation: Federation, rounds: int, who: range) -> None:
+        async with federation.start() as server:
+            clients = [asyncio.create_task(federation.take_part(server, number, rounds - 1)) for number in who]
+            for number in range(rounds):
+                total = await server.sum(number, PLAN, seconds=1.0)
+                assert total.survivors == tuple(who)
+                assert total.block().tolist() == expected(who, number)
+            await asyncio.gather(*clients)
+
+    first = Federation(tmp_path, names=(b"of the data",))
+    _run(play(first, 1, range(4)))
+    first.close()
+    other = Federation(tmp_path, session=b"another session!")
+    _run(play(other, 3, range(4)))
+    other.close()
+    third = Federation(tmp_path, session=b"a third session!", names=(b"of the data",))
+    with pytest.raises(HelpersFailed):  # helpers remember the set of the first session
+        _run(play(third, 1, range(3)))
+    third.close()
+    for federation in (first, other):
+        with pytest.raises(LocalError, match="old-session"):
+            federation.client(0)
+        with pytest.raises(LocalError, match="old-session"):
+            federation.helper(0)
+    with pytest.raises(ValueError, match="session"):
+        DurableClient(tmp_path / "client0", IDENTITIES[0], PUBLIC, b"short")
