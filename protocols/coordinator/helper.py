@@ -6,7 +6,7 @@ Reveals: as `one_message.Helper`. The folder has the keys of the round: a folder
 the colluding ones. Source: ours.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from threading import Lock
 
@@ -39,6 +39,11 @@ class _Kept(MutableMapping[str, bytes]):
 
     def __setitem__(self, name: str, value: bytes) -> None:
         self._log["helper/" + name] = value
+
+    def update(self, other: Mapping[str, bytes]) -> None:  # type: ignore[override]
+        """Set items that become durable together, by one write."""
+        self._log.add({"helper/" + name: value for name, value in other.items()})
+        self._log.commit()
 
     def __delitem__(self, name: str) -> None:
         del self._log["helper/" + name]

@@ -744,3 +744,21 @@ def test_folders_go_from_session_to_session_and_remember_digests(tmp_path: Path)
             federation.helper(0)
     with pytest.raises(ValueError, match="session"):
         DurableClient(tmp_path / "client0", IDENTITIES[0], PUBLIC, b"short")
+
+
+def test_a_helper_writes_a_set_at_once_however_many_names_its_clients_give(tmp_path: Path) -> None:
+    names = tuple(bytes([number]) * 32 for number in range(200))
+    federation = Federation(tmp_path, names=names)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            before = [helper._log.frames for helper in federation.helpers.values()]
+            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(4)]
+            assert (await server.sum(0, PLAN)).survivors == (0, 1, 2, 3)
+            await asyncio.gather(*clients)
+            for helper, frames in zip(federation.helpers.values(), before, strict=True):
+                assert sum("/summed/" in name for name in helper._log) == 1 + len(names)
+                assert helper._log.frames - frames < 20
+
+    _run(play())
+    federation.close()
