@@ -1,5 +1,6 @@
 """Every block of the tutorials, and of how-to pages that are scripts, runs in its order in a new folder."""
 
+import asyncio
 import csv
 import json
 import os
@@ -8,8 +9,11 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from checkout import ROOT
@@ -105,6 +109,26 @@ def test_a_service_that_is_killed_loses_no_sum(tmp_path: Path) -> None:
     printed = run_blocks(page_of("fastapi"), tmp_path)
     shown = next(block.body for block in blocks(page_of("fastapi")) if block.language == "text")
     assert list(dict.fromkeys(printed.splitlines())) == shown.splitlines()
+
+
+def test_a_body_without_a_length_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fastapi", "httpx"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    body = dict[str, Any]()
+    exec(next(block.body for block in blocks(page_of("fastapi")) if "async def body" in block.body), body)
+    given = 0
+
+    async def stream() -> AsyncIterator[bytes]:
+        nonlocal given
+        while given < 100:
+            given += 1
+            yield bytes(10)
+
+    request = SimpleNamespace(stream=stream)
+    with pytest.raises(body["HTTPException"]):
+        asyncio.run(body["body"](request, 25))
+    assert given == 3
+    assert asyncio.run(body["body"](request, 970)) == bytes(970)
 
 
 @pytest.mark.slow

@@ -166,6 +166,15 @@ def is_blank(cell: Any) -> bool:
 
 def moment(cell: Any, written: str = "") -> datetime | None:
     """The date in a cell, in UTC, by its format or by ISO 8601; None if there is none."""
+    at = as_written(cell, written)
+    try:
+        return None if at is None else at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except OverflowError:  # in the years 1 and 9999
+        return None
+
+
+def as_written(cell: Any, written: str = "") -> datetime | None:
+    """The date in a cell, without a time zone if the cell has none; None if there is no date."""
     try:
         if isinstance(cell, datetime):
             at = cell
@@ -176,7 +185,7 @@ def moment(cell: Any, written: str = "") -> datetime | None:
             at = datetime.strptime(text, written) if written else datetime.fromisoformat(text)
     except ValueError:
         return None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    return at if at == at else None
 
 
 def encoded(column: Column, cells: Sequence[Any], at: Callable[[int], str]) -> tuple[Array, int]:

@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
-from .columns import cell_number, moment
+from .columns import as_written, cell_number, moment
 from .partition import Partition
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_periods(spec: "DataSpec") -> None:
 def times(cells: Sequence[Any], at: Callable[[int], str], written: str = "") -> Array:
     """A column of times, float64 (rows,): numbers, or dates as seconds since 1970 by the format `written`, else by ISO 8601.
 
-    Raises `InputError` for the first cell that is neither, and for a column with both.
+    Raises `InputError` for the first cell that is neither, for a column with both, and for one with a time zone in some dates only.
     """
     numbers = np.array([np.nan if written else cell_number(cell) for cell in cells])
     dates = [None if np.isfinite(number) else moment(cell, written) for number, cell in zip(numbers, cells, strict=True)]
@@ -57,6 +57,11 @@ def times(cells: Sequence[Any], at: Callable[[int], str], written: str = "") -> 
     if 0 < sum(date is None for date in dates) < len(dates):
         odd = next(row for row, date in enumerate(dates) if (date is None) != (dates[0] is None))
         raise InputError(f"{at(odd)}: {cells[odd]!r} beside {cells[0]!r}: numbers and dates in one column (data.time_column)")
+    zoned = [at_ is not None and at_.tzinfo is not None for at_ in (as_written(cell, written) for cell in cells)]
+    if 0 < sum(zoned) < len(zoned) and dates[0] is not None:
+        odd = zoned.index(not zoned[0])
+        problem = "dates with and without a time zone in one column (data.time_column)"
+        raise InputError(f"{at(odd)}: {cells[odd]!r} beside {cells[0]!r}: {problem}")
     return np.array([number if date is None else date.timestamp() for number, date in zip(numbers, dates, strict=True)])
 
 

@@ -184,6 +184,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         is_test = _split(strata, test_share, seed)
     else:
         is_test = last_rows(strata if periods is None else strata * columns.periods + periods, when, test_share)
+    early = _early(tables, strata if periods is None else strata * columns.periods + periods, when, is_test)
     order = np.arange(len(y)) if when is None else np.argsort(when, kind="stable")
     train, test = order[~is_test[order]], order[is_test[order]]
 
@@ -201,6 +202,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         warnings=(
             *doubts, *merged_clients, *merged_groups,
             *_doubtful_classes(tables, columns, y, classes, (y[train], y[test])),
+            *early,
             *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
         ),
     )  # fmt: skip
@@ -221,6 +223,17 @@ def _times(tables: Sequence[RawTable], columns: Columns) -> Array | None:
         return tables[0].at(row, columns.time) if row < first else tables[1].at(row - first, columns.time)
 
     return times(cells, at, written)
+
+
+def _early(tables: Sequence[RawTable], strata: Array, when: Array | None, is_test: Array) -> tuple[str, ...]:
+    """A warning if rows of a table of test rows are not later than the training rows of their stratum."""
+    if when is None or len(tables) == 1:
+        return ()
+    last = np.full(int(strata.max()) + 1, -np.inf)
+    np.maximum.at(last, strata[~is_test], when[~is_test])
+    early = int((when <= last[strata])[is_test].sum())
+    problem = f"{early} of {int(is_test.sum())} test rows are not later than all training rows of their client"
+    return (f"{tables[1].path}: {problem} (data.time_column)",) if early else ()
 
 
 def _features(

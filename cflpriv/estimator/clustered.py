@@ -196,8 +196,9 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if data.label_type != "class":
             raise InputError(f"data.label_type = {data.label_type!r}: {type(self).__name__} predicts classes; cflpriv run has regressions")
         changes: dict[str, Any] = {"source": FRAME, "paths": (), "client_column": rows.client, "label_column": rows.label}
-        if not data.columns and data.standardise == "auto" and not numeric(rows.table, rows.features):
-            changes["columns"], remarks = guessed_columns(rows.table, (rows.client, rows.label))
+        features = _features(rows.features, config)
+        if not data.columns and data.standardise == "auto" and not numeric(rows.table, features):
+            changes["columns"], remarks = guessed_columns(rows.table, set(rows.table.columns).difference(features))
             for name, remark in remarks.items():
                 LOG.info("column %r: %s", name, remark)
             LOG.info("the ranges and categories of the schema were taken from the table and are public from now on")
@@ -312,9 +313,10 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if client is None and self._columns["client"] in columns:
             client = self._columns["client"]
         rows = rows_of(columns, None, client, None, self._columns)
-        if missing := [name for name in self._names if name not in rows.features]:
+        needed = _features(self._names, self.config_)
+        if missing := [name for name in needed if name not in rows.features]:
             raise InputError(f"X: has no column {missing[0]!r}, which the model was fitted on")
-        kept = [*self._names, *filter(None, (rows.client,))]
+        kept = [*needed, *filter(None, (rows.client,))]
         return replace(rows, table=replace(rows.table, columns={name: rows.table.columns[name] for name in kept}))
 
     # --- what was found
@@ -391,6 +393,12 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array(self._names, object)
         self.folder_ = Path(facts["run_folder"])
         return self
+
+
+def _features(names: Sequence[str], config: Config) -> tuple[str, ...]:
+    """The columns of features: those of groups and times are some only where the schema has them."""
+    others = {config.data.group_column, config.data.time_column}.difference(column.name for column in config.data.columns)
+    return tuple(name for name in names if name not in others)
 
 
 def _original(names: Sequence[str], values: Array) -> Array:

@@ -68,7 +68,7 @@ async def client(folder, transport, port, key, public, number):
         update = np.full(DIMENSION, number + slot[0] / 10)
         return Policy(SESSION, "active", MODEL, min_cohort=3, names=(slot[0],)), Contribution(update)
 
-    mine = DurableClient(folder / f"client{number}", key(f"client{number}"), public("authority"))
+    mine = DurableClient(folder / f"client{number}", key(f"client{number}"), public("authority"), SESSION)
     await take_part(mine, transport.connect(port), work, through=ROUNDS - 1)
 
 

@@ -35,6 +35,7 @@ from . import messages as c
 from .attempts import STORED_BYTES
 from .log import FolderLog
 from .rosters import read_roster_version, taken
+from .sessions import entered
 
 __all__ = ["DurableClient", "UploadSettled", "UploadTask", "take_part"]
 
@@ -76,18 +77,33 @@ class DurableClient:
         folder: its state, secret.
         identity: its keys; the signing key is on rosters at its number.
         authority: the public key of who signs rosters.
+        session: 16 bytes naming the training run. In a new one slots begin anew, and names of values that are digests are remembered.
         colluding: how many helpers may work with the server.
 
     Raises:
-        DamagedLog, OSError: as `FolderLog`.
+        DamagedLog, OSError: as `FolderLog`. LocalError: "old-session" for one that another has followed.
     """
 
     def __init__(
-        self, folder: str | Path, identity: Identity, authority: bytes, *, colluding: int = 1, entropy: Entropy = system_entropy
+        self,
+        folder: str | Path,
+        identity: Identity,
+        authority: bytes,
+        session: bytes,
+        *,
+        colluding: int = 1,
+        entropy: Entropy = system_entropy,
     ) -> None:
         check_own("identity", identity, Identity)
         self._identity, self._authority, self._colluding, self._entropy = identity, authority, colluding, entropy
         self._log = FolderLog(folder)
+        try:
+            stored = self._log.get("record")
+            renewed = None if stored is None else SumRecord.from_bytes(stored).renewed().to_bytes()
+            entered(self._log, session, {"last": None, "record": renewed})
+        except BaseException:
+            self._log.close()
+            raise
 
     def __repr__(self) -> str:
         return f"DurableClient({self._identity.client}, {self._log.path.parent!s})"

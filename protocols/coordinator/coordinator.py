@@ -108,10 +108,10 @@ class Coordinator:
         try:
             answer = self.rounds.receive(data, self._clock())
             await self._commit()
-        finally:
+        finally:  # a request whose sender went away is entered all the same
             self._inside -= 1
-        for arrived in self._arrived.values():
-            arrived.set()
+            for arrived in self._arrived.values():
+                arrived.set()
         return answer
 
     # --- rosters
@@ -134,6 +134,11 @@ class Coordinator:
     def wishes(self) -> list[JoinRequest | RenewRequest]:
         """Requests to join and to renew keys, for the authority."""
         return list(self.rounds.wishes().values())
+
+    def decline(self, request: JoinRequest | RenewRequest) -> None:
+        """Drop a request of `wishes` that the authority does not grant. Raises `OSError`."""
+        self.rounds.decline(request)
+        self._log.commit()
 
     # --- sums
 

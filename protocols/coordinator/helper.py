@@ -6,7 +6,7 @@ Reveals: as `one_message.Helper`. The folder has the keys of the round: a folder
 the colluding ones. Source: ours.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from threading import Lock
 
@@ -19,8 +19,13 @@ from ..uncopied import uncopied
 from . import messages as c
 from .log import FolderLog
 from .rosters import read_roster_version, taken
+from .sessions import entered
 
 __all__ = ["DurableHelper"]
+
+
+OF_SESSION = ("helper/key", "helper/uploads/", "helper/closed/")
+"""What a helper keeps for one session: the key of the round, seeds, and the sets of slots. What values went into outlives sessions."""
 
 
 class _Kept(MutableMapping[str, bytes]):
@@ -34,6 +39,11 @@ class _Kept(MutableMapping[str, bytes]):
 
     def __setitem__(self, name: str, value: bytes) -> None:
         self._log["helper/" + name] = value
+
+    def update(self, other: Mapping[str, bytes]) -> None:  # type: ignore[override]
+        """Set items that become durable together, by one write."""
+        self._log.add({"helper/" + name: value for name, value in other.items()})
+        self._log.commit()
 
     def __delitem__(self, name: str) -> None:
         del self._log["helper/" + name]
@@ -56,7 +66,7 @@ class DurableHelper:
         policy: what it insists on.
 
     Raises:
-        DamagedLog, OSError: as `FolderLog`.
+        DamagedLog, OSError: as `FolderLog`. LocalError: "old-session" for a session that another has followed.
     """
 
     def __init__(
@@ -66,6 +76,12 @@ class DurableHelper:
         check_own("identity", identity, Identity)
         self._identity, self._authority, self._coordinator, self._policy, self._entropy = identity, authority, coordinator, policy, entropy
         self._log, self._lock = FolderLog(folder), Lock()
+        try:
+            gone = [name for name in self._log if name.startswith(OF_SESSION)]
+            entered(self._log, policy.session, dict.fromkeys(gone))
+        except BaseException:
+            self._log.close()
+            raise
 
     def __repr__(self) -> str:
         return f"DurableHelper({self._log.path.parent!s})"

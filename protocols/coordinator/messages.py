@@ -77,7 +77,8 @@ class RequestRefused(msgspec.Struct, frozen=True, array_like=True, tag=16, forbi
     """Coordinator: the request is refused for good.
 
     `code`: "malformed", "bad-signature", "not-invited", "too-late", "second-message" (another upload is stored), "wrong-slot",
-    "old-slot" (its round is forgotten), "too-many-clients", or "not-on-roster" for a key to renew.
+    "old-slot" (its round is forgotten), "too-many-clients", "not-on-roster" for a key to renew, "request-waits" (another request to renew
+    it is not decided), or "invitation-used" (for another request to join).
     """
 
     code: Code

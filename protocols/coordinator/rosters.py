@@ -4,9 +4,10 @@ The authority is a signing key of whoever decides who takes part; it signs each 
 public key. The coordinator hands versions on and cannot make one.
 
 Guarantee: a party takes a version only with the authority's signature, and none that is older than its own, nor another of the same number.
-A request to join proves that the sender has the secret of its key; a request to renew a key is signed with the old and the new one. A
-client keeps its number for good, so that records of earlier sums stay about the same client.
-Reveals: public keys, and the names that parties give themselves. Source: ours.
+A request to join needs an invitation of the authority, a secret that serves one request: who hands the request on cannot put another key
+into it, and strangers take no place. A request to renew a key is signed with the old and the new one. A client keeps its number for good,
+so that records of earlier sums stay about the same client.
+Reveals: public keys, and the names that the authority gives clients. Source: ours.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from msgspec import Meta
 
 from .. import codec
 from ..copies import check_own
+from ..entropy import Entropy, system_entropy
 from ..errors import RemoteError
 from ..keys import Identity, Roster, frame, sign, verify_key
 from ..secagg.terms import Bytes32, Count
@@ -27,6 +29,7 @@ __all__ = [
     "RenewRequest",
     "RosterVersion",
     "applied",
+    "invite",
     "join",
     "read_roster_version",
     "removed",
@@ -38,6 +41,7 @@ __all__ = [
 LABEL = "cflpriv roster v1 "
 LIMIT_BYTES = 1 << 22
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class RosterVersion(msgspec.Struct, frozen=True, array_like=True, tag=1, forbid_unknown_fields=True):
@@ -55,12 +59,26 @@ class RosterVersion(msgspec.Struct, frozen=True, array_like=True, tag=1, forbid_
         return Roster(self.keys, first, tuple(others))
 
 
-class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=2, forbid_unknown_fields=True):
-    """A new client: a name for people, its public key, and a signature with this key."""
+class _Invitation(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, tag=4, forbid_unknown_fields=True):
+    """Authority, to a new client in secret: its name for people, the seed of a key that signs one request, the authority's signature."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
-    key: Bytes32
+    _shown = ("name",)
+
+    name: Name
+    seed: Bytes32
     signature: Signature
+
+
+class JoinRequest(msgspec.Struct, frozen=True, array_like=True, tag=2, forbid_unknown_fields=True):
+    """A new client: its name and its public key, with a signature by this key; the public key of its invitation, with a signature by this
+    key, and with the authority's."""
+
+    name: Name
+    key: Bytes32
+    invited: Bytes32
+    by_key: Signature
+    by_invited: Signature
+    by_authority: Signature
 
 
 class RenewRequest(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unknown_fields=True):
@@ -108,9 +126,25 @@ def taken(own: bytes, offered: bytes, authority: bytes) -> bytes:
     return offered
 
 
-def join(identity: Identity, name: str) -> JoinRequest:
-    """A request to join."""
-    return JoinRequest(name, identity.public(), sign(identity, LABEL + "join", name.encode(), identity.public()))
+def invite(authority: Identity, name: str, entropy: Entropy = system_entropy) -> bytes:
+    """An invitation for one new client, as bytes, to be given to this client in secret. Raises `ValueError` for a name that is too long."""
+    if not 1 <= len(name) <= 64:
+        raise ValueError("name: expected 1 to 64 characters")
+    seed = entropy(32)
+    return codec.encode(_Invitation(name, seed, sign(authority, LABEL + "invitation", name.encode(), _invited(seed).public())))
+
+
+def _invited(seed: bytes) -> Identity:
+    return Identity(0, seed, seed)  # it signs only
+
+
+def join(identity: Identity, invitation: bytes) -> JoinRequest:
+    """A request to join. Raises `RemoteError` "malformed" for bytes that are no invitation."""
+    invited = codec.decode(invitation, _Invitation, 1 << 10)
+    key = _invited(invited.seed)
+    parts = invited.name.encode(), identity.public(), key.public()
+    by_key, by_invited = sign(identity, LABEL + "join", *parts), sign(key, LABEL + "join", *parts)
+    return JoinRequest(invited.name, identity.public(), key.public(), by_key, by_invited, invited.signature)
 
 
 def renew(old: Identity, new: Identity) -> RenewRequest:
@@ -119,18 +153,21 @@ def renew(old: Identity, new: Identity) -> RenewRequest:
     return RenewRequest(*parts, sign(old, LABEL + "renew", *parts), sign(new, LABEL + "renew", *parts))
 
 
-def check_request(request: JoinRequest | RenewRequest) -> None:
-    """Raises `RemoteError` "bad-signature" for a request that is not by the owners of its keys."""
+def check_request(request: JoinRequest | RenewRequest, authority: bytes) -> None:
+    """Raises `RemoteError` "bad-signature" for a request that is not by the owners of its keys, or without an invitation."""
     match request:
         case JoinRequest():
-            verify_key(request.key, 0, request.signature, LABEL + "join", request.name.encode(), request.key)
+            parts = request.name.encode(), request.key, request.invited
+            verify_key(request.key, 0, request.by_key, LABEL + "join", *parts)
+            verify_key(request.invited, 0, request.by_invited, LABEL + "join", *parts)
+            verify_key(authority, 0, request.by_authority, LABEL + "invitation", request.name.encode(), request.invited)
         case RenewRequest():
             verify_key(request.old, 0, request.by_old, LABEL + "renew", request.old, request.new)
             verify_key(request.new, 0, request.by_new, LABEL + "renew", request.old, request.new)
 
 
-def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest]) -> Roster:
-    """The roster after these requests, which the authority has approved. New clients get the next numbers.
+def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest], authority: bytes) -> Roster:
+    """The roster after these requests, which the authority (by its public key) has approved. New clients get the next numbers.
 
     Raises:
         RemoteError: "bad-signature". ValueError: an old key that is not there, or a new one that is.
@@ -138,7 +175,7 @@ def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest]) -> R
     check_own("roster", roster, Roster)
     keys, holders = list(roster.keys), list(roster.holders)
     for request in requests:
-        check_request(request)
+        check_request(request, authority)
         new = request.key if isinstance(request, JoinRequest) else request.new
         if new in (*keys, *holders):
             raise ValueError("roster: the new key is on it already")

@@ -5,7 +5,8 @@ answers to clients, messages to helpers, results. A new process over the same fo
 
     session, roster, round       what sums belong to; the roster that is current; the round, with the roster that it began with
     largest                      the most bytes of an upload to any sum so far
-    wish/DIGEST                  requests to join or to renew a key
+    wish/KEY                     the request to join or to renew a key, by the key of the invitation or the old key: one each
+    invited/KEY                  the digest of the request that an invitation was used for
     slot/ROUND.SUM/open          an attempt at a sum, and slot/ROUND.SUM/NUMBER its events
     slot/ROUND.SUM/done          how it ended; takes the place of its events, and goes after `kept_rounds` later rounds
 
@@ -49,7 +50,6 @@ from .rosters import JoinRequest, RenewRequest, RosterVersion, check_request, re
 __all__ = ["CoordinatorLimits", "SumRounds"]
 
 logger = logging.getLogger("cflpriv.coordinator")
-MOST_WISHES = 1 << 12
 
 
 class CoordinatorLimits(msgspec.Struct, frozen=True):
@@ -57,12 +57,23 @@ class CoordinatorLimits(msgspec.Struct, frozen=True):
 
     waiting: uploads that helpers have not seen yet; more have to come again. requests: that are being handled at a time.
     retry_seconds: until clients ask again. kept_rounds: for so many rounds results are kept, and requests are still answered.
+
+    Raises `ValueError` naming the field that is wrong.
     """
 
     waiting: int = 256
     requests: int = 512
     retry_seconds: float = 1.0
     kept_rounds: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("waiting", "requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 at least")
+        if not 0 <= self.retry_seconds <= c.MOST_SECONDS:
+            raise ValueError(f"retry_seconds: expected 0 to {c.MOST_SECONDS:g}")
+        if self.kept_rounds < 0:
+            raise ValueError("kept_rounds: expected 0 at least")
 
 
 class _Round(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -156,9 +167,16 @@ class SumRounds:
         self._report("roster", version=keys.version)
 
     def wishes(self) -> dict[bytes, JoinRequest | RenewRequest]:
-        """Requests to join and to renew keys that no roster has granted yet, by digest, for the authority to decide (`rosters.applied`)."""
+        """Requests to join and to renew keys that no roster has granted yet, for the authority to decide (`rosters.applied`), by the key of
+        the invitation or the old key."""
         names = [name for name in self.log if name.startswith("wish/")]
         return {bytes.fromhex(name[5:]): _wish(self.log[name]) for name in sorted(names)}
+
+    def decline(self, request: JoinRequest | RenewRequest) -> None:
+        """Drop a request that the authority does not grant. Its old key may ask again; its invitation may not."""
+        name = f"wish/{_place(request).hex()}"
+        if name in self.log:
+            self.log.add({name: None})
 
     def begin(self, number: int) -> bytes:
         """Begin a round, or go on with it: the roster of all its sums.
@@ -206,14 +224,15 @@ class SumRounds:
         roster = self.roster
         assert roster is not None
         before = self._before(number, label)
-        first, last = (before[0], before[-1]) if before else (None, None)
-        cohort = tuple(sorted(last.members if last is not None and last.closed else plan.cohort))
+        first = before[0] if before else None
+        signed = next((done for done in before if done.closed), None)  # later attempts that ended earlier change nothing about this set
+        cohort = tuple(sorted(plan.cohort if signed is None else signed.members))
         terms = make_terms(
             session=self.session, slot=(number, self._next(number)), roster=roster.roster, colluding=self._colluding, announced=announced,
             clients=len(cohort), models=plan.models, dimension=plan.dimension, clip=plan.clip, bits=plan.bits,
             levels=None if first is None else first.terms.levels, weight_limit=plan.weight_limit,
             least_weight=None if first is None else first.terms.least_weight,
-            spread=plan.spread, min_cohort=len(cohort) if last is not None and last.closed else plan.min_cohort,
+            spread=plan.spread, min_cohort=plan.min_cohort if signed is None else len(cohort),
             effective=plan.min_cohort, cohort_change=plan.cohort_change,
         )  # fmt: skip
         opened = AttemptOpened(label, len(before), terms, tuple(sorted(announced.items())), roster, cohort, closes)
@@ -298,7 +317,7 @@ class SumRounds:
     def _wait(self, code: Literal["busy", "idle"], version: int | None = None) -> c.ComeAgain:
         roster = self.roster
         newer = roster is not None and version is not None and roster.version > version
-        return c.ComeAgain(code, self.limits.retry_seconds, self._roster_data() if newer else b"")
+        return c.ComeAgain(code, float(self.limits.retry_seconds), self._roster_data() if newer else b"")
 
     def _answer(self, message: c.ToCoordinator, now: float) -> c.FromCoordinator:
         match message:
@@ -317,7 +336,7 @@ class SumRounds:
                 continue
             if message.client not in attempt.digests and message.version <= opened.roster.version:
                 newer = message.version < opened.roster.version
-                return c.SumInvited(attempt.invite, min(opened.closes - now, c.MOST_SECONDS), self._roster_data() if newer else b"")
+                return c.SumInvited(attempt.invite, float(min(opened.closes - now, c.MOST_SECONDS)), self._roster_data() if newer else b"")
         return self._wait("idle", message.version)
 
     def _upload(self, message: c.SendUpload, now: float) -> c.FromCoordinator:
@@ -345,20 +364,37 @@ class SumRounds:
         return c.UploadAccepted(*slot, digest)
 
     def _wish(self, message: JoinRequest | RenewRequest) -> c.FromCoordinator:
-        check_request(message)
+        check_request(message, self._authority)
         data = codec.encode(message)
         digest = sha256(data).digest()
-        roster = self.roster
-        known = () if roster is None else (*roster.keys, *roster.holders)
-        if _key(message) in known or f"wish/{digest.hex()}" in self.log:
-            return c.WishNoted(digest)
-        if isinstance(message, RenewRequest) and message.old not in known:
-            raise RemoteError("not-on-roster")
-        if sum(name.startswith("wish/") for name in self.log) >= MOST_WISHES:
-            return self._wait("busy")
-        self.log.add({f"wish/{digest.hex()}": data})
+        place = _place(message).hex()
+        if isinstance(message, JoinRequest):
+            used = self.log.get(f"invited/{place}")
+            if used not in (None, digest):
+                raise RemoteError("invitation-used")
+            if used is not None:
+                return c.WishNoted(digest)
+            changes = {f"invited/{place}": digest}
+        else:
+            roster, before = self._latest(), self.log.get(f"wish/{place}")
+            if before == data or message.new in roster:
+                return c.WishNoted(digest)
+            if message.old not in roster:
+                raise RemoteError("not-on-roster")
+            if before is not None:
+                raise RemoteError("request-waits")
+            changes = {}
+        self.log.add({**changes, f"wish/{place}": data})
         self._report("wish", kind=type(message).__name__, digest=digest.hex())
         return c.WishNoted(digest)
+
+    def _latest(self) -> tuple[bytes, ...]:
+        """The keys on the latest roster."""
+        data = self.log.get("roster")
+        if data is None:
+            return ()
+        roster = read_roster_version(data, self._authority)
+        return (*roster.keys, *roster.holders)
 
     # --- what operators see
 
@@ -377,6 +413,10 @@ class SumRounds:
 def _name(slot: Slot) -> str:
     """A slot in a name; names are in the order of slots."""
     return f"{slot[0]:015d}.{slot[1]:015d}"
+
+
+def _place(wish: JoinRequest | RenewRequest) -> bytes:
+    return wish.invited if isinstance(wish, JoinRequest) else wish.old
 
 
 def _key(wish: JoinRequest | RenewRequest) -> bytes:

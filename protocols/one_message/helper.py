@@ -279,11 +279,11 @@ class Helper:
             digest = sha256(frame(LABEL + "members", m.ids(members))).digest()
             summed = self._summed(kept, digest)
             latest = self._compared(terms, members)
-            for entry, sets in summed.items():
-                self._store[entry] = codec.encode(sets)
+            record = {entry: codec.encode(sets) for entry, sets in summed.items()}
             if latest is not None:
-                self._store["latest"] = codec.encode(latest)
-            self._store[_slot(terms)] = codec.encode(_Signed(terms.session, name))  # last: what is written before only refuses more
+                record["latest"] = codec.encode(latest)
+            record[_slot(terms)] = codec.encode(_Signed(terms.session, name))  # last: what is written before only refuses more
+            self._store.update(record)
         return m.SignedSet(self.number, context(terms), name, sign(self._identity, m.CLOSE, *m.closing(self.number, name)))
 
     def _summed(self, kept: Iterable[_Kept], digest: bytes) -> dict[str, _Sets]:

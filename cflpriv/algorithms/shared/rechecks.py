@@ -13,6 +13,7 @@ not its own, and secure sums have no group of one. A new cluster starts from the
 
 Where more than half of the clients changed, too few are left to compare them with: the groups of all clients are found anew, as at the
 start. Each starts from the model that most of its clients had. Then clients whose data did not change may be in another cluster, too.
+Clients that are away then are in no cluster until a check after their return.
 
 Limit: a cluster that its clients leave for another keeps its model, and trains no more once it is below the minimum cohort size.
 """
@@ -95,7 +96,7 @@ class Groupings:
     """Models, who is in which cluster, and who is in none (`unplaced`: these have the label of the nearest).
 
     `held`: the values of the clustering epoch that newcomers are compared in. `placed`: the round of a client's last placement, if not the
-    start. `waiting`: clients came that belong to no cluster, and were not compared with earlier ones.
+    start. `waiting`: those of the unplaced clients that were not compared with earlier ones.
     """
 
     models: tuple[Shared, ...]
@@ -103,7 +104,7 @@ class Groupings:
     held: Held
     unplaced: tuple[int, ...] = ()
     placed: Mapping[int, int] = field(default_factory=dict)
-    waiting: bool = False
+    waiting: tuple[int, ...] = ()
 
     @property
     def training(self) -> Clustering:
@@ -151,12 +152,13 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     known = [client for client in federation.clients if client in set(clustering.clients)]
     earlier = [client for client in known if groupings.placed.get(client, -1) < federation.round]  # others came just now
     changed = _changed(federation, rechecks, groupings, earlier, number)
-    if not changed and not groupings.waiting:
+    if not changed and not set(groupings.waiting).intersection(known):
         return groupings, {}
     notes: dict[str, Any] = {"changed": sorted(changed)} if changed else {}
     if 2 * len(changed) > len(known):
         made = _found_anew(federation, rechecks, groupings, known, initial)
-        return made, _notes({**notes, "found_anew": made.clustering.k})
+        away = {"unplaced": list(made.unplaced)} if made.unplaced else {}
+        return made, _notes({**notes, "found_anew": made.clustering.k, **away})
     again = {*changed, *groupings.unplaced}.intersection(known)
     members = _members(federation, clustering, [client for client in known if client not in again], rechecks.landmarks)
     if not members:
@@ -169,14 +171,18 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
     released = federation.gram(held, then=then)
     federation.close(groupings.held)
-    made, more = _placed(replace(groupings, held=held, waiting=False), held.clients, released.result, again, federation.round)
+    waiting = tuple(client for client in groupings.waiting if client not in again)
+    made, more = _placed(replace(groupings, held=held, waiting=waiting), held.clients, released.result, again, federation.round)
     return made, _notes({**notes, **more})
 
 
 def _found_anew(
     federation: Federation, rechecks: Rechecks, groupings: Groupings, clients: Sequence[int], initial: Shared
 ) -> Groupings:  # fmt: skip
-    """The groups of all these clients, found as at the start. A group starts from the model that most of its clients had."""
+    """The groups of all these clients, found as at the start. A group starts from the model that most of its clients had.
+
+    All others wait in no cluster, nearest to the one that most clients of theirs went to.
+    """
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(ComparedAgain(rechecks.task), params, on=clients)[rechecks.part]
     clustering = find_groups(federation, held, rechecks.find, rechecks.landmarks).clustering
@@ -186,7 +192,17 @@ def _found_anew(
     for label in range(clustering.k):
         had = Counter(before[client] for client in clustering.clients if clustering[client] == label)
         models.append(groupings.models[had.most_common(1)[0][0]])
-    return Groupings(tuple(models), clustering, held, placed={**groupings.placed, **dict.fromkeys(clustering.clients, federation.round)})
+    placed = {**groupings.placed, **dict.fromkeys(clustering.clients, federation.round)}
+    away = tuple(client for client in before if client not in clustering.clients)
+    labels = (*clustering.labels, *(_heir(clustering, before, before[client]) for client in away))
+    everybody = Clustering((*clustering.clients, *away), labels, clustering.k)
+    return Groupings(tuple(models), everybody, held, away, placed, away)
+
+
+def _heir(clustering: Clustering, before: Mapping[int, int], was: int) -> int:
+    """The cluster that most clients of an earlier one are in now; the largest, where none of these is left."""
+    went = [label for client, label in zip(clustering.clients, clustering.labels, strict=True) if before[client] == was]
+    return Counter(went or clustering.labels).most_common(1)[0][0]
 
 
 def _notes(placements: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +251,7 @@ def newcomers_placed(
     then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha, _least(federation))
     released = federation.gram(held, then=then, against=groupings.held)
     made, notes = _placed(groupings, held.clients, released.result, set(held.clients), federation.round)
-    waiting = groupings.waiting or len(made.unplaced) > len(groupings.unplaced)
+    waiting = (*groupings.waiting, *(client for client in made.unplaced if client not in groupings.unplaced))
     return replace(made, waiting=waiting), _notes(notes)
 
 

@@ -161,6 +161,31 @@ def test_where_most_clients_change_the_groups_are_found_anew(algorithm: str, pro
     assert not notes, "they were placed by the data that they have now"
 
 
+@pytest.mark.parametrize("algorithm", ["crossfit", "pacfl"])
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_clients_that_were_away_when_groups_were_found_anew_are_placed_after_their_return(algorithm: str, protection: str) -> None:
+    made = algorithm_of(algorithm)
+    fed, state = after_a_round(made, PROTECTIONS[protection])
+    away, there = (0, 1, 3), [client for client in KNOWN if client not in (0, 1, 3)]
+    eye(fed).leave(away)
+    eye(fed).change([data_of(client, 1 - client % 3) for client in there])
+    state, notes = next_round(made, fed, state)
+    assert notes["found_anew"] == 2
+    assert set(notes["unplaced"]) == set(state.groupings.unplaced) == set(away)
+    assert set(state.clustering.clients) == set(KNOWN), "they have a model"
+    assert set(state.groupings.training.clients) == set(there)
+    eye(fed).join([0])
+    eye(fed).change([data_of(client, 1 - client % 3) for client in away])
+    state, notes = next_round(made, fed, state)
+    assert set(state.groupings.unplaced) == {1, 3}
+    assert state.clustering[0] == state.clustering[6]
+    eye(fed).join([1, 3])
+    state, notes = next_round(made, fed, state)
+    assert state.groupings.unplaced == state.groupings.waiting == ()
+    assert ari([client % 3 for client in KNOWN], [state.clustering[client] for client in KNOWN]) == 1.0
+    assert set(state.groupings.training.clients) == set(KNOWN)
+
+
 def test_few_landmarks_leave_room_for_members_of_each_cluster() -> None:
     algorithm = algorithm_of("crossfit", landmarks=6)
     fed, state = after_a_round(algorithm, Protection())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cflpriv.data import DataSpec, build_population
 from cflpriv.data.columns import Column
-from cflpriv.data.periods import last_rows, periods_of
+from cflpriv.data.periods import last_rows, periods_of, times
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.run.deployment import deploy, standing_in
@@ -226,3 +226,49 @@ def test_deployments_privacy_and_short_runs_are_refused_by_the_name_of_the_key(t
         parse_config(tree(path, privacy={"unit": "sample", "epsilon": 1.0, "delta": 1e-5, "samples": 20}))
     with pytest.raises(InputError, match=r"data.periods: round 2 of a run of 2 rounds"):
         run_experiment(parse_config(tree(path, training={"rounds": 2})), tmp_path / "short")
+
+
+class Never(datetime):
+    """As pandas' NaT: a datetime that equals nothing, and has no time."""
+
+    __hash__ = datetime.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def replace(self, **_: Any) -> "Never":  # type: ignore[override]
+        return self
+
+    def timestamp(self) -> float:
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        (
+            ["2024-01-01T00:00:00+02:00", "2024-01-01T01:00:00"],
+            "row 2: .* beside .*: dates with and without a time zone",
+        ),
+        (["2024-01-01", "0001-01-01T00:00:00+05:00"], "row 2: '0001-01-01T00:00:00.05:00' is not a number or a date"),
+        ([START, Never(2024, 1, 1)], "row 2: .* is not a number or a date"),
+    ],
+)
+def test_times_without_an_order_are_refused(cells: list[Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        times(cells, lambda row: f"row {row + 1}")
+
+
+def test_zones_are_compared_as_times() -> None:
+    earlier, later = times(["2024-01-01T09:00:00+09:00", "2024-01-01T00:00:01Z"], str)
+    assert later == earlier + 1
+
+
+def test_a_table_of_test_rows_that_are_not_later_is_named(tmp_path: Path) -> None:
+    rows = sorted(readings(), key=lambda row: str(row[1]))
+    first, second = written_table(tmp_path / "a.csv", rows[:80]), written_table(tmp_path / "b.csv", rows[80:])
+    late = build_population(timed(first, paths=(str(first), str(second))))
+    assert not [line for line in late.warnings if "later" in line]
+    early = build_population(timed(first, paths=(str(second), str(first))))
+    (line,) = [line for line in early.warnings if "later" in line]
+    assert line.endswith("a.csv: 80 of 80 test rows are not later than all training rows of their client (data.time_column)")

@@ -301,3 +301,14 @@ def test_what_a_run_warns_of_is_logged_as_a_warning(caplog: pytest.LogCaptureFix
     assert estimator.summary_["warnings"]
     logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and record.name == "cflpriv"]
     assert set(estimator.summary_["warnings"]) <= set(logged)
+
+
+def test_a_column_of_times_is_no_feature_and_new_rows_need_none(tmp_path: Path) -> None:
+    table = {**columns(), "when": [f"2024-01-{1 + row % ROWS % 28:02}" for row in range(CLIENTS * ROWS)]}
+    fitted = small("fedavg", data={"time_column": "when"}).fit(table, client="device", label="status")
+    assert fitted.config_.data.columns == ()
+    new = {name: cells[:5] for name, cells in table.items() if name != "status"}
+    without = {name: cells for name, cells in new.items() if name != "when"}
+    assert fitted.predict(new).tolist() == fitted.predict(without).tolist()
+    fitted.save(tmp_path / "fl")
+    assert ClusteredFL.load(tmp_path / "fl").predict(without).tolist() == fitted.predict(new).tolist()

@@ -22,6 +22,7 @@ from cflpriv.protocols.coordinator import (
     UploadSettled,
     UploadTask,
     applied,
+    invite,
     join,
     metrics,
     read_roster_version,
@@ -49,14 +50,16 @@ class Federation:
 
     folder: Path
     roster: Roster = ROSTER
+    session: bytes = SESSION
     limits: CoordinatorLimits = QUICK
     down: set[int] = field(default_factory=set)
     now: Callable[[], float] = time.time
+    names: tuple[bytes, ...] = ()
     helpers: dict[int, DurableHelper] = field(default_factory=dict)
 
     def helper(self, number: int, identity: Identity | None = None) -> DurableHelper:
         place = self.folder / f"helper{number}"
-        return DurableHelper(place, identity or HOLDERS[number], PUBLIC, COORDINATOR.public(), HelperPolicy(SESSION))
+        return DurableHelper(place, identity or HOLDERS[number], PUBLIC, COORDINATOR.public(), HelperPolicy(self.session))
 
     def start(self, roster: Roster | None = None, version: int = 1) -> Coordinator:
         for number in range(4):
@@ -71,16 +74,23 @@ class Federation:
 
         signed = sign_roster(AUTHORITY, version, self.roster if roster is None else roster)
         return Coordinator(
-            self.folder / "coordinator", COORDINATOR, PUBLIC, SESSION, ask, roster=signed, limits=self.limits, clock=self.now
+            self.folder / f"coordinator{self.session.hex()}",
+            COORDINATOR,
+            PUBLIC,
+            self.session,
+            ask,
+            roster=signed,
+            limits=self.limits,
+            clock=self.now,
         )
 
     def client(self, number: int, identity: Identity | None = None) -> DurableClient:
-        return DurableClient(self.folder / f"client{number}", identity or IDENTITIES[number], PUBLIC)
+        return DurableClient(self.folder / f"client{number}", identity or IDENTITIES[number], PUBLIC, self.session)
 
     async def take_part(self, server: Coordinator, number: int, through: int = 0, identity: Identity | None = None) -> None:
         client = self.client(number, identity)
         try:
-            await take_part(client, server.receive, work_of(number), through=through)
+            await take_part(client, server.receive, work_of(number, self.session, self.names), through=through)
         finally:
             client.close()
 
@@ -90,9 +100,11 @@ class Federation:
         self.helpers.clear()
 
 
-def work_of(number: int) -> Callable[[Any], Coroutine[Any, Any, tuple[Policy, Contribution]]]:
+def work_of(
+    number: int, session: bytes = SESSION, names: tuple[bytes, ...] = ()
+) -> Callable[[Any], Coroutine[Any, Any, tuple[Policy, Contribution]]]:
     async def work(slot: Any) -> tuple[Policy, Contribution]:
-        return Policy(SESSION, "active", MODEL, names=(slot[0],)), Contribution(levels(number, slot[0]), is_levels=True)
+        return Policy(session, "active", MODEL, names=(slot[0], *names)), Contribution(levels(number, slot[0]), is_levels=True)
 
     return work
 
@@ -426,7 +438,7 @@ def test_keys_and_clients_come_and_go_between_rounds(tmp_path: Path) -> None:
             clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(4)]
             await server.sum(0, PLAN)
             await asyncio.gather(*clients)
-            for wish in (join(joining, "site 4"), renew(IDENTITIES[1], renewed), renew(HOLDERS[2], new_helper)):
+            for wish in (join(joining, invite(AUTHORITY, "site 4")), renew(IDENTITIES[1], renewed), renew(HOLDERS[2], new_helper)):
                 first = await server.receive(c.encode(wish))
                 assert isinstance(c.decode_from_coordinator(first), c.WishNoted)
                 assert await server.receive(c.encode(wish)) == first
@@ -434,7 +446,7 @@ def test_keys_and_clients_come_and_go_between_rounds(tmp_path: Path) -> None:
             assert c.decode_from_coordinator(await server.receive(c.encode(stranger))) == c.RequestRefused("not-on-roster")
         async with federation.start() as server:  # requests survive as well
             assert len(server.wishes) == 3
-            later = removed(applied(roster, server.wishes), 0)
+            later = removed(applied(roster, server.wishes, PUBLIC), 0)
             server.publish(sign_roster(AUTHORITY, 2, later))
             assert server.wishes == []
             with pytest.raises(RemoteError, match="old-roster"):
@@ -563,6 +575,190 @@ def test_counters_and_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture
         for record in caplog.records:
             if hasattr(record, "event"):
                 assert json.loads(record.getMessage().removeprefix(record.event)) == record.fields  # type: ignore[attr-defined]
+
+    _run(play())
+    federation.close()
+
+
+def test_a_set_that_helpers_may_have_signed_is_kept_over_attempts_that_end_earlier(tmp_path: Path) -> None:
+    now = [0.0]
+    federation = Federation(tmp_path, now=lambda: now[0])
+    clients = {number: federation.client(number) for number in range(4)}
+    roster = sign_roster(AUTHORITY, 1, ROSTER)
+
+    def announced() -> dict[int, bytes]:
+        return {number: asked(number, b"") for number in range(4)}
+
+    def asked(number: int, message: bytes) -> bytes:
+        answer = federation.helpers[number].receive(c.ask_helper(COORDINATOR, number, 0, message, roster))
+        return c.decode_helper_answer(answer, 1 << 24).message
+
+    async def upload(server: Coordinator, number: int) -> None:
+        client = clients[number]
+        task = client.answered(await server.receive(client.request()))
+        assert isinstance(task, UploadTask)
+        client.enter(task, *await work_of(number)(task.slot))
+        assert isinstance(client.answered(await server.receive(client.request())), UploadSettled)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            rounds = server.rounds
+            rounds.begin(0)
+            rounds.open(0, 0, PLAN, announced(), 10.0)
+            for number in range(3):
+                await upload(server, number)
+            now[0] = 10.0
+            for heard in (True, False):  # uploads are delivered; helpers sign the set, and none is heard
+                answers = {number: asked(number, message) for number, message in rounds.step((0, 0), now[0]).items()}
+                rounds.answered((0, 0), answers if heard else {})
+            assert rounds.ended[0, 0].closed
+            rounds.open(0, 0, PLAN, announced(), 20.0)
+            now[0] = 20.0
+            rounds.step((0, 1), now[0])  # nobody came
+            assert not rounds.ended[0, 1].closed
+            slot = rounds.open(0, 0, PLAN, announced(), 30.0)
+            opened = rounds.attempts[slot].opened
+            assert opened.cohort == (0, 1, 2)
+            assert opened.terms.minimum == 3
+
+    _run(play())
+    for client in clients.values():
+        client.close()
+    federation.close()
+
+
+def test_limits_are_checked_and_whole_seconds_are_seconds(tmp_path: Path) -> None:
+    for wrong in ({"waiting": 0}, {"requests": 0}, {"retry_seconds": -1.0}, {"retry_seconds": float("nan")}, {"kept_rounds": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            CoordinatorLimits(**wrong)
+    federation = Federation(tmp_path, limits=CoordinatorLimits(retry_seconds=2), now=lambda: 0)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            client = federation.client(0)
+            assert client.answered(await server.receive(client.request())) == 2.0
+            task = asyncio.create_task(server.sum(0, PLAN, seconds=600))
+            while not server.rounds.attempts:
+                await asyncio.sleep(0.01)
+            assert isinstance(client.answered(await server.receive(client.request())), UploadTask)
+            task.cancel()
+            client.close()
+
+    _run(play())
+    federation.close()
+
+
+def test_an_upload_whose_sender_went_away_ends_the_wait_for_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(tmp_path)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            task = asyncio.create_task(server.sum(0, PLAN, seconds=100))
+            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(3)]
+            await asyncio.gather(*clients)
+            last = federation.client(3)
+            invited = last.answered(await server.receive(last.request()))
+            assert isinstance(invited, UploadTask)
+            last.enter(invited, *await work_of(3)(invited.slot))
+            while (attempt := server.rounds.attempts[0, 0]).waiting or attempt.delivering:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # the sum waits for client 3
+            commit = server._commit
+
+            async def slow() -> None:
+                await asyncio.sleep(0.05)
+                await commit()
+
+            monkeypatch.setattr(server, "_commit", slow)
+            sending = asyncio.create_task(server.receive(last.request()))
+            await asyncio.sleep(0.01)
+            sending.cancel()
+            monkeypatch.setattr(server, "_commit", commit)
+            assert (await asyncio.wait_for(task, 10)).survivors == (0, 1, 2, 3)
+            last.close()
+
+    _run(play())
+    federation.close()
+
+
+def test_strangers_take_no_place_and_an_invitation_or_a_key_has_one(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    stranger, site = Identity.create(0), Identity.create(6)
+    invitation = invite(AUTHORITY, "site 6")
+
+    async def play() -> None:
+        async with federation.start() as server:
+
+            async def asked(request: Any) -> str:
+                answer = c.decode_from_coordinator(await server.receive(c.encode(request)))
+                return answer.code if isinstance(answer, c.RequestRefused) else type(answer).__name__
+
+            before = len(server.rounds.log)
+            assert await asked(join(stranger, invite(stranger, "me"))) == "bad-signature"
+            assert await asked(renew(stranger, Identity.create(0))) == "not-on-roster"
+            assert len(server.rounds.log) == before
+            wish = join(site, invitation)
+            assert await asked(wish) == "WishNoted"
+            assert await asked(join(stranger, invitation)) == "invitation-used"
+            first, second = (renew(IDENTITIES[1], Identity.create(1)) for _ in range(2))
+            assert await asked(first) == "WishNoted"
+            assert await asked(second) == "request-waits"
+            assert {c.encode(one) for one in server.wishes} == {c.encode(wish), c.encode(first)}
+            server.decline(first)
+            assert await asked(second) == "WishNoted"
+            server.publish(sign_roster(AUTHORITY, 2, applied(ROSTER, server.wishes, PUBLIC)))
+            assert server.wishes == []
+            assert [await asked(one) for one in (wish, second)] == ["WishNoted", "WishNoted"], "the same answers after it was granted"
+            assert await asked(join(stranger, invitation)) == "invitation-used"
+            assert await asked(first) == "not-on-roster"
+            assert server.wishes == []
+
+    _run(play())
+    federation.close()
+
+
+def test_folders_go_from_session_to_session_and_remember_digests(tmp_path: Path) -> None:
+    async def play(federation: Federation, rounds: int, who: range) -> None:
+        async with federation.start() as server:
+            clients = [asyncio.create_task(federation.take_part(server, number, rounds - 1)) for number in who]
+            for number in range(rounds):
+                total = await server.sum(number, PLAN, seconds=1.0)
+                assert total.survivors == tuple(who)
+                assert total.block().tolist() == expected(who, number)
+            await asyncio.gather(*clients)
+
+    first = Federation(tmp_path, names=(b"of the data",))
+    _run(play(first, 1, range(4)))
+    first.close()
+    other = Federation(tmp_path, session=b"another session!")
+    _run(play(other, 3, range(4)))
+    other.close()
+    third = Federation(tmp_path, session=b"a third session!", names=(b"of the data",))
+    with pytest.raises(HelpersFailed):  # helpers remember the set of the first session
+        _run(play(third, 1, range(3)))
+    third.close()
+    for federation in (first, other):
+        with pytest.raises(LocalError, match="old-session"):
+            federation.client(0)
+        with pytest.raises(LocalError, match="old-session"):
+            federation.helper(0)
+    with pytest.raises(ValueError, match="session"):
+        DurableClient(tmp_path / "client0", IDENTITIES[0], PUBLIC, b"short")
+
+
+def test_a_helper_writes_a_set_at_once_however_many_names_its_clients_give(tmp_path: Path) -> None:
+    names = tuple(bytes([number]) * 32 for number in range(200))
+    federation = Federation(tmp_path, names=names)
+
+    async def play() -> None:
+        async with federation.start() as server:
+            before = [helper._log.frames for helper in federation.helpers.values()]
+            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(4)]
+            assert (await server.sum(0, PLAN)).survivors == (0, 1, 2, 3)
+            await asyncio.gather(*clients)
+            for helper, frames in zip(federation.helpers.values(), before, strict=True):
+                assert sum("/summed/" in name for name in helper._log) == 1 + len(names)
+                assert helper._log.frames - frames < 20
 
     _run(play())
     federation.close()

@@ -226,7 +226,7 @@ def test_a_thousand_clients_over_http(tmp_path: Path, monkeypatch: pytest.Monkey
             async def work(slot: tuple[int, int]) -> tuple[Policy, Contribution]:
                 return Policy(SESSION, "active", MODEL, names=(slot[0],)), Contribution(values[number])
 
-            client = DurableClient(tmp_path / f"client{number}", identities[number], authority.public())
+            client = DurableClient(tmp_path / f"client{number}", identities[number], authority.public(), SESSION)
             await take_part(client, http.connect(port), work, through=0)
             client.close()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.protocols import codec
-from cflpriv.protocols.coordinator import applied, join, read_roster_version, removed, renew, sign_roster
+from cflpriv.protocols.coordinator import applied, invite, join, read_roster_version, removed, renew, rosters, sign_roster
 from cflpriv.protocols.coordinator import messages as c
 from cflpriv.protocols.coordinator.rosters import RosterVersion, taken
 from cflpriv.protocols.entropy import public_entropy
@@ -19,6 +19,7 @@ from .world import AUTHORITY, COORDINATOR, HOLDERS, IDENTITIES, ROSTER
 
 NEW = Identity.create(0, public_entropy("a new party"))
 PUBLIC = AUTHORITY.public()
+INVITATION = invite(AUTHORITY, "site 7")
 
 
 def _refused(code: str, call: Any, *values: Any) -> None:
@@ -49,7 +50,8 @@ def test_versions_go_up() -> None:
 
 
 def test_clients_keep_their_numbers() -> None:
-    later = applied(ROSTER, [join(NEW, "site 7"), renew(IDENTITIES[2], Identity.create(2)), renew(HOLDERS[1], Identity.create(0))])
+    renewed = renew(IDENTITIES[2], Identity.create(2)), renew(HOLDERS[1], Identity.create(0))
+    later = applied(ROSTER, [join(NEW, INVITATION), *renewed], PUBLIC)
     assert later.keys[-1] == NEW.public()
     assert [place for place, key in enumerate(ROSTER.keys) if later.keys[place] != key] == [2]
     assert [place for place, key in enumerate(ROSTER.holders) if later.holders[place] != key] == [1]
@@ -59,18 +61,27 @@ def test_clients_keep_their_numbers() -> None:
     assert gone.keys[0] != later.keys[0]
 
 
-def test_requests_need_the_secrets_of_their_keys() -> None:
-    stranger = Identity.create(0)
-    stolen = msgspec.structs.replace(join(stranger, "x"), key=NEW.public())
-    other_name = msgspec.structs.replace(join(NEW, "x"), name="y")
-    taken_over = msgspec.structs.replace(renew(stranger, NEW), old=IDENTITIES[0].public())
-    unowned = msgspec.structs.replace(renew(IDENTITIES[0], stranger), new=NEW.public())
-    for request in (stolen, other_name, taken_over, unowned):
-        _refused("bad-signature", applied, ROSTER, [request])
+def test_requests_need_the_secrets_of_their_keys_and_an_invitation() -> None:
+    stranger, change = Identity.create(0), msgspec.structs.replace
+    asked, other = join(NEW, INVITATION), join(stranger, invite(AUTHORITY, "site 8"))
+    assert repr(codec.decode(INVITATION, rosters._Invitation, 1 << 10)) == "_Invitation(name='site 7')"
+    for request in (
+        change(join(stranger, INVITATION), key=NEW.public()),
+        change(asked, name="y"),
+        change(asked, key=stranger.public(), by_key=other.by_key),
+        change(asked, invited=other.invited, by_authority=other.by_authority),
+        change(asked, by_invited=asked.by_key),
+        join(NEW, invite(stranger, "site 7")),
+        change(renew(stranger, NEW), old=IDENTITIES[0].public()),
+        change(renew(IDENTITIES[0], stranger), new=NEW.public()),
+    ):
+        _refused("bad-signature", applied, ROSTER, [request], PUBLIC)
     with pytest.raises(ValueError, match="the old key is not on it"):
-        applied(ROSTER, [renew(stranger, NEW)])
+        applied(ROSTER, [renew(stranger, NEW)], PUBLIC)
     with pytest.raises(ValueError, match="the new key is on it already"):
-        applied(ROSTER, [join(IDENTITIES[0], "again")])
+        applied(ROSTER, [join(IDENTITIES[0], INVITATION)], PUBLIC)
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        invite(AUTHORITY, "")
 
 
 @given(st.binary(max_size=200))
@@ -82,6 +93,7 @@ def test_any_bytes_are_refused(noise: bytes) -> None:
             lambda data: c.decode_ask(data, COORDINATOR.public()),
             lambda data: c.decode_helper_answer(data, 1 << 20),
             lambda data: read_roster_version(data, PUBLIC),
+            lambda data: join(NEW, data),
         ):
             with pytest.raises(MalformedMessage):
                 decode(data)

@@ -129,7 +129,7 @@ class World:
             policy = HelperPolicy(SESSION)
             return DurableHelper(place, HOLDERS[number], AUTHORITY.public(), COORDINATOR.public(), policy)
         if party == "client":
-            return DurableClient(place, IDENTITIES[number], AUTHORITY.public())
+            return DurableClient(place, IDENTITIES[number], AUTHORITY.public(), SESSION)
         log = log_module.FolderLog(place)
         try:
             rounds = SumRounds(log, SESSION, AUTHORITY.public(), limits=CoordinatorLimits(waiting=3, retry_seconds=0.0))
