@@ -98,7 +98,7 @@ def _learned_nothing(run: RunFiles) -> str | None:
 
 def _others(subject: RunFiles, runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
     """The best run of each other kind that trains less together, on the same data with the same seeds."""
-    kinds = ("no groups", "alone") if kind_of(subject.summary) == "clusters" else ("alone",)
+    kinds = {"clusters": ("no groups", "alone"), "no groups": ("alone",), "alone": ()}[kind_of(subject.summary)]
     same = [run for run in runs if run is not subject and _same_data(run, subject)]
     found = {kind: [run for run in same if kind_of(run.summary) == kind and _goodness(run) > -math.inf] for kind in kinds}
     return {kind: max(several, key=_goodness) for kind, several in found.items() if several}
@@ -220,15 +220,18 @@ def _silhouettes(scores: Mapping[str, float], k: int) -> str:
 
 
 def _sizes(run: RunFiles) -> str:
-    """How many clients each cluster has, by the names of their true groups where these are known."""
-    labels = list((run.measured or {})["labels"].values())
-    sizes = sorted((labels.count(label) for label in set(labels)), reverse=True)
-    names, truth = run.group_names, (run.measured or {}).get("truth") or {}
-    counts = {name: sum(int(group) == number for group in truth.values()) for number, name in names.items()}
-    if 1 < len(counts) <= 4:
-        return f"{listed([f'{count} clients {name}' for name, count in counts.items()])}."
+    """How many clients each cluster has, by the names of their true groups where the clusters are these."""
+    measured = run.measured or {}
+    labels, truth = measured["labels"], measured.get("truth") or {}
+    pairs = {(label, truth.get(client)) for client, label in labels.items()}
+    values = list(labels.values())
+    groups = {int(group): values.count(label) for label, group in pairs if group is not None}
+    names = {number: name for number, name in run.group_names.items() if number in groups and name != f"group {number}"}
+    if 1 < len(names) <= 4 and len(pairs) == len(names) == len(set(values)):
+        return f"{listed([f'{groups[number]} clients {name}' for number, name in names.items()])}."
+    sizes = sorted((values.count(label) for label in set(values)), reverse=True)
     few = ", ".join(map(str, sizes[:8]))
-    return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients."
+    return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients." if len(sizes) > 1 else f"One cluster of all {few} clients."
 
 
 def clusters_placed(run: RunFiles) -> str:
@@ -289,12 +292,21 @@ def guarantee_of(run: RunFiles) -> Answer:
     )
     right = math.ceil(1e4 / (1 + math.exp(-epsilon))) / 1e2
     most = f"in {right:g} % at most" if right < 100 else "with no useful bound"
-    beside = "" if s.get("delta") is None else f" (beside δ = {s['delta']:.0e})"
-    text = f"Guessing {which}, at even odds before, becomes right {most}{beside}."
+    beside = "" if s.get("delta") is None else f" (beside δ = {s['delta']:.2g})"
+    text = joined([f"Guessing {which}, at even odds before, becomes right {most}{beside}.", _if_colluding(s.get("epsilon_if_colluding"))])
     if epsilon <= STRONG_EPSILON:
         return Answer(question, "good", epsilon_words(s), text, unaudited)
     words = "moderate" if epsilon <= WEAK_EPSILON else "a weak bound"
     return Answer(question, "none" if epsilon <= WEAK_EPSILON else "open", f"{epsilon_words(s)}, {words}", text, unaudited)
+
+
+def _if_colluding(epsilons: Any) -> str:
+    """What is left of a guarantee whose noise clients share, once the least share of them that was reckoned with tells it to the server."""
+    if not isinstance(epsilons, Mapping) or not epsilons:
+        return ""
+    share, epsilon = next(iter(epsilons.items()))
+    left = "nothing is guaranteed" if epsilon is None else f"ε = {epsilon:.3g}"
+    return f"Clients share the noise: if {str(share).replace('%', ' %')} of a sum tell the server theirs, {left}."
 
 
 def _condition(run: RunFiles) -> str:
