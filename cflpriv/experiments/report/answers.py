@@ -14,7 +14,7 @@ from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
 from .leak_answers import audit_answer, leak_sentence
 from .results import client_scores, counts_of
 from .run_files import RunFiles
-from .run_names import epsilon_words, kind_of, protection_words
+from .run_names import Kind, epsilon_words, kind_of, protection_words
 
 __all__ = ["answers", "clusters_placed", "cost_words", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
 
@@ -69,6 +69,9 @@ def served_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     if isinstance(compared, str):
         return Answer(question, "open", "Cannot tell", text, joined([compared, *small]))
     if all(difference.low > 0 for difference in compared):
+        if left := [_words(kind) for kind in _less_together(subject) if kind not in others]:
+            verdict = f"Better than {listed([_words(kind) for kind in others])}"
+            return Answer(question, "open", verdict, text, joined([f"Not compared with {listed(left)}.", *small]))
         return Answer(question, "good", f"Yes, {how}", text, joined(small))
     if worse := next((difference for difference in compared if difference.high < 0), None):
         verdict = "No, worse than alone" if worse.other == "alone" else "No, one model is better"
@@ -97,11 +100,26 @@ def _learned_nothing(run: RunFiles) -> str | None:
 
 
 def _others(subject: RunFiles, runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
-    """The best run of each other kind that trains less together, on the same data with the same seeds."""
-    kinds = {"clusters": ("no groups", "alone"), "no groups": ("alone",), "alone": ()}[kind_of(subject.summary)]
-    same = [run for run in runs if run is not subject and _same_data(run, subject)]
-    found = {kind: [run for run in same if kind_of(run.summary) == kind and _goodness(run) > -math.inf] for kind in kinds}
+    """The best run of each other kind that trains less together, on the same data with the same seeds, without more noise."""
+    same = [run for run in runs if run is not subject and _same_data(run, subject) and _noise(run) <= _noise(subject)]
+    found = {kind: [run for run in same if kind_of(run.summary) == kind and _goodness(run) > -math.inf] for kind in _less_together(subject)}
     return {kind: max(several, key=_goodness) for kind, several in found.items() if several}
+
+
+def _less_together(subject: RunFiles) -> tuple[Kind, ...]:
+    """The kinds of training that a run is to be compared with."""
+    kinds: dict[Kind, tuple[Kind, ...]] = {"clusters": ("no groups", "alone"), "no groups": ("alone",), "alone": ()}
+    return kinds[kind_of(subject.summary)]
+
+
+def _words(kind: str) -> str:
+    return "each client alone" if kind == "alone" else "one model for all"
+
+
+def _noise(run: RunFiles) -> float:
+    """What grows with the noise of a guarantee: the inverse of its ε, 0 without noise."""
+    epsilon = run.summary.get("epsilon")
+    return 0.0 if epsilon is None else 1 / max(float(epsilon), 1e-9)
 
 
 def _same_data(one: RunFiles, other: RunFiles) -> bool:
@@ -156,6 +174,8 @@ def open_twin(subject: RunFiles, runs: Sequence[RunFiles]) -> RunFiles | None:
 
 def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Difference] | str:
     """The differences to other ways of training with simultaneous 95 % intervals over clients, or why there are none."""
+    if subject.summary.get("error_mean") is not None:
+        return "Nothing tests yet whether such differences of errors are more than chance."
     names = ["this", *others]
     scores = [client_scores(run) for run in (subject, *others.values())]
     shared = sorted(set.intersection(*(set(score) for score in scores)))
@@ -167,7 +187,7 @@ def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Differe
 
 
 def _interval(difference: Difference) -> str:
-    words = "each client alone" if difference.other == "alone" else "one model for all"
+    words = _words(difference.other)
     mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
     return f"Difference to {words}: {mean:+.1f} points ({low:+.1f} to {high:+.1f}, 95 % over clients)."
 

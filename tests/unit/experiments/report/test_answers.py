@@ -93,6 +93,29 @@ def test_a_run_alone_is_compared_with_nothing() -> None:
     assert "nothing shows yet" in in_short([a_run()], four)
 
 
+def test_clusters_are_not_advised_before_they_were_compared_with_everything() -> None:
+    runs = [a_run("clusters", 0.9), a_run("one", 0.8)]
+    four = answers(runs)
+    assert (four[0].tone, four[0].verdict) == ("open", "Better than one model for all")
+    assert "Not compared with each client alone." in four[0].small
+    assert not in_short(runs, four).startswith("Train these clients")
+    assert any("advise" in step.command for step in before_relying(Path("runs"), runs, four))
+
+
+def test_noise_of_the_others_alone_is_no_merit_of_clusters() -> None:
+    noisy = a_run("one", 0.5, epsilon=1.0, delta=1e-5)
+    assert answers([a_run("clusters", 0.9), noisy])[0].verdict != "Better than one model for all"
+    fair = [a_run("clusters", 0.9, epsilon=1.0, delta=1e-5), noisy, a_run("alone", 0.5)]
+    assert answers(fair)[0].verdict == "Yes, by clusters"
+
+
+def test_errors_are_not_called_unscored() -> None:
+    runs = [a_run(name, 0.9, accuracy_mean=None, error_mean=error, r2=0.5) for name, error in (("clusters", 1.0), ("one", 2.0))]
+    answer = answers([replace(run, rounds=[]) for run in runs])[0]
+    assert (answer.verdict, answer.tone) == ("Cannot tell", "open")
+    assert "0 clients were scored" not in answer.small
+
+
 def test_runs_alone_are_not_compared_with_each_other() -> None:
     runs = [a_run("alone", 0.9), a_run("alone", 0.7)]
     assert (answers(runs)[0].verdict, in_short(runs, answers(runs))[:25]) == ("Not compared", "Each client trains alone.")

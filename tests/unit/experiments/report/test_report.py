@@ -582,3 +582,7 @@ def test_a_number_of_another_type_is_named(runs: Path, key: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), key: "x"}), encoding="utf-8")
     with pytest.raises(InputError, match=rf"summary\.json: {key} = 'x' is of a wrong type"):
         read_run(path.parent)
+
+
+def test_a_page_on_several_runs_names_the_run_that_the_answers_are_about(whole: tuple[Path, Page]) -> None:
+    assert "answers on b_haar" in whole[1].words
