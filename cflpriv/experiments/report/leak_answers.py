@@ -120,8 +120,9 @@ def leak_sentence(leaks: Answer, audited: Audited) -> str:
             return f"{upper(adversary_words(name))} learns {_learns(audited, leak)}."
         helpers = name.partition("+")[2]
         helped = "a client helps" if helpers == "1" else f"{helpers} clients help"
-        fails = "Once" if audited.column == "none" else "The protection fails once"
-        return f"{fails} {helped} the server: both learn {_learns(audited, leak)}. Short of that, {_short_of_help(audited)}."
+        if audited.column == "none":
+            return f"Once {helped} the server, both learn {_learns(audited, leak)}. Short of that, {_short_of_help(audited)}."
+        return f"The protection fails once {helped} the server; short of that, {_short_of_help(audited)}."
     if leaks.verdict == "Nothing is sent":
         return "Nothing is sent, so nothing leaks."
     if leaks.verdict in ("Not tested", "Evidence doubtful"):

@@ -211,7 +211,7 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     assert "which labels clients have (accuracy 0.90, guessing 0.50)" in answer.text
     assert "Not all is known of the server." in answer.text
     helped = audited(cell("leaks", "server+1"), cell("not_attempted", "server"))
-    assert leak_sentence(audit_answer(helped), helped).endswith("Short of that, the attacks that were run cannot read what is sent.")
+    assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the attacks that were run cannot read what is sent.")
 
 
 @pytest.mark.parametrize("status", ["inconclusive", "not_validated", "not_attempted"])
@@ -219,7 +219,7 @@ def test_what_is_open_without_helpers_stays_open_beside_a_leak_to_a_server_that_
     found = audited(cell("leaks", "server+2"), cell(status, "server", "two"), cell("at_baseline", "client"))
     sentence = leak_sentence(audit_answer(found), found)
     assert "once 2 clients help the server" in sentence
-    assert sentence.endswith("Short of that, no leak is seen, and not all is known.")
+    assert sentence.endswith("short of that, no leak is seen, and not all is known.")
     assert leak_sentence(audit_answer(found), replace(found, column="none")).startswith("Once 2 clients help")  # no protection to fail
 
 
