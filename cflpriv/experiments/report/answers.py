@@ -11,7 +11,7 @@ import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
-from .leak_answers import audit_answer, leak_sentence
+from .leak_answers import audit_answer, leak_sentence, leaks_in
 from .results import client_scores, counts_of
 from .run_files import RunFiles
 from .run_names import Kind, epsilon_words, kind_of, protection_words
@@ -276,7 +276,7 @@ def clusters_placed(run: RunFiles) -> str:
 
 def leaks_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     """What attacks on the subject found, beside the same run without protection."""
-    if kind_of(subject.summary) == "alone":
+    if kind_of(subject.summary) == "alone" and not leaks_in(subject.audited):
         return Answer("What leaks, and to whom?", "none", "Nothing is sent", "Each client trains alone, so no message can leak.")
     answer = audit_answer(subject.audited)
     twin = open_twin(subject, runs)

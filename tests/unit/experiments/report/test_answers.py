@@ -223,6 +223,12 @@ def test_what_is_open_without_helpers_stays_open_beside_a_leak_to_a_server_that_
     assert leak_sentence(audit_answer(found), replace(found, column="none")).startswith("Once 2 clients help")  # no protection to fail
 
 
+def test_a_leak_that_an_audit_found_is_said_also_of_clients_that_sent_nothing() -> None:
+    """To whoever gets the models."""
+    assert answers([a_run("alone", audit=audited(cell("leaks", "released")))])[2].tone == "bad"
+    assert answers([a_run("alone")])[2].verdict == "Nothing is sent"
+
+
 def test_attacks_that_do_not_work_unprotected_tested_nothing() -> None:
     answer = audit_answer(audited(cell("not_validated"), cell("not_attempted", "client")))
     assert (answer.tone, answer.verdict) == ("open", "Not tested")
