@@ -40,7 +40,7 @@ from . import ATTACKS
 from .adversary import read_secrets, recorded_messages, view_of
 from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
-from .figures.about import about_audit
+from .figures.about import about_audit, extent, left_out
 from .figures.coverage import less_sure, passed_over
 from .figures.exposed import exposed_samples
 from .figures.family import Family, judged_together
@@ -101,12 +101,13 @@ def audit_run(
     wanted = [(adversary, name) for adversary in adversaries for name in named if attacks or _by_default(name, adversary)]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
-        about = about_audit(config, summary, budget, plan.seeds, adversaries, attacks or ATTACKS.names(), sealed(folder, OF_RUN))
+        about = about_audit(config, summary, budget, plan.seeds, sealed(folder, OF_RUN))
+        planned = [(viewer, name) for viewer in _adversaries(messages, secrets) for name in ATTACKS if _by_default(name, viewer)]
 
         def readers(viewer: str) -> Mapping[str, Sequence[str]]:
             return readers_in(view_of(messages, viewer, secrets, config.protection))
 
-        kept = _Kept(folder, _key(folder, budget), remedies, about, readers)  # refuses a folder that cannot be written
+        kept = _Kept(folder, _key(folder, budget), remedies, about, planned, readers)  # refuses a folder that cannot be written
         units = {seed: _units(wanted, seed, config.run.seed, () if adversary else ONCE) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
@@ -117,7 +118,7 @@ def audit_run(
             report(missing)
         if once := [name for name in adversaries if adversary is None and name in ONCE]:
             report(f"{' and '.join(once)}: the recorded run alone")
-        report(f"not run: {', '.join(about['not_run']['adversaries'])}")
+        report(f"not run: {', '.join(left_out(adversaries))}")
         evidence = _Evidence(folder, config, people, messages, secrets, plan, limits, data_dir, supplied)
         left = {seed: {unit: pair for unit, pair in units[seed].items() if unit not in kept.cells} for seed in todo}
         parts = [] if supplied is not None else _dealt(left, workers)
@@ -390,8 +391,11 @@ _Readers = Callable[[str], Mapping[str, Sequence[str]]]
 class _Kept:
     """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
-    def __init__(self, folder: Path, key: str, remedies: Mapping[str, Accepted], about: Mapping[str, Any], readers: _Readers) -> None:
-        self.folder, self.key, self.texts = folder, key, _texts()
+    def __init__(
+        self, folder: Path, key: str, remedies: Mapping[str, Accepted], about: Mapping[str, Any], planned: Sequence[tuple[str, str]],
+        readers: _Readers,
+    ) -> None:  # fmt: skip
+        self.folder, self.key, self.texts, self.planned = folder, key, _texts(), planned
         self.readers = cache(readers)
         self.remedies, self.about, self.measured = remedies, about, list[Measured]()
         try:
@@ -425,10 +429,14 @@ class _Kept:
         remedies = {name: {"words": remedy.words, "changes": list(remedy.changes)} for name, remedy in self.remedies.items()}
         measured = [entry.as_json() for entry in self.measured]
         more = {
-            "about": self.about, "remedies_accepted": remedies, "remedies_measured": measured,
+            "about": {**self.about, **extent(self._done(), self.planned)}, "remedies_accepted": remedies, "remedies_measured": measured,
             "most_exposed": exposed_samples(self.folder, self.recorded),
         }  # fmt: skip
         self._write("audit.json", audit_text(table, family, words, **more))
+
+    def _done(self) -> list[tuple[str, str]]:
+        """(adversary, attack) of all figures, also those of earlier calls: an audit that was stopped has not run what it was asked for."""
+        return [(viewer, name) for viewer, name, _ in (unit.split("|") for unit in self.cells)]
 
     def _write(self, name: str, text: str) -> None:
         try:

@@ -157,11 +157,19 @@ def unread_movement(view: AdversaryView, dimension: int) -> str:
 
 
 PART_UNREAD = "not attempted: updates are in this view, but of a part of the model only; this part may show it"
-PART_READ = "only a part of each model travels; label_inference, membership and source_inference read the updates of the part"
+PART_READ = (
+    "not attempted: only a part of each model travels, and this attack reads whole models; of the attacks, label_inference, membership "
+    "and source_inference read updates of the part"
+)
 
 
 def only_a_part(view: AdversaryView, dimension: int) -> str:
-    """Says, for notes, that only the last parameters of models travel in a view (LG-FedAvg); empty where whole models do."""
+    """Why an attack on whole models is not attempted where only the last parameters travel (LG-FedAvg).
+
+    Empty where whole models travel, and where the view has nothing of clients' data.
+    """
+    if not depends_on_data(view):
+        return ""
     sent = {vector.size for message in view.select("compute", "parameters") for vector in models_sent(view, message).values()}
     return PART_READ if sent and max(sent) < dimension and _initial_model(view, dimension) is not None else ""
 

@@ -1,6 +1,6 @@
 """What an audit.json states of itself, so that it can be read without the run's folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
@@ -12,7 +12,7 @@ from ...plugins import ATTACKS
 from ...protocols.bounded_files import read_json
 from ..adversary import ADVERSARIES
 
-__all__ = ["about_audit", "software"]
+__all__ = ["about_audit", "extent", "left_out", "software"]
 
 
 def software() -> dict[str, str]:
@@ -24,19 +24,41 @@ def software() -> dict[str, str]:
     return made | ({"commit": commit} if isinstance(commit, str) else {})
 
 
+def left_out(adversaries: Collection[str]) -> dict[str, str]:
+    """The adversaries that are not among these, with what each has."""
+    colluding = any(name.startswith("server+") for name in adversaries)
+    return {name: words for name, words in ADVERSARIES.items() if name not in adversaries and not (name == "server+N" and colluding)}
+
+
+def extent(done: Collection[tuple[str, str]], planned: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """What of an audit is finished, and what is not.
+
+    `done` are (adversary, attack) of figures that were made; `planned` those of an audit that was asked for nothing less: an attack is left
+    as long as one of its adversaries is.
+    """
+    left = {name for viewer, name in planned if (viewer, name) not in done}
+    made = {name for _, name in done} - left
+    return {
+        "adversaries": list(dict.fromkeys(viewer for viewer, _ in done)),
+        "attacks": [name for name in ATTACKS.names() if name in made],
+        "not_run": {
+            "adversaries": left_out({viewer for viewer, _ in done}),
+            "attacks": [name for name in ATTACKS.names() if name in left],
+            "active": "active attacks are run by --active on a configuration",
+        },
+    }
+
+
 def about_audit(
-    config: Config, summary: Mapping[str, Any], budget: str, seeds: Sequence[int], adversaries: Sequence[str], attacks: Sequence[str],
-    files: Mapping[str, str],
+    config: Config, summary: Mapping[str, Any], budget: str, seeds: Sequence[int], files: Mapping[str, str]
 ) -> dict[str, Any]:  # fmt: skip
-    """The software, the date, the run and its data by digest, what was run with which budget and seeds, and what was not run.
+    """The software, the date, the run and its data by digest, the budget and the seeds. `extent` says what was run.
 
     `files` are the digests of the run's files by name.
     """
     whole = blake2b(digest_size=16)
     for name, digest in sorted(files.items()):
         whole.update(f"{name} {digest}".encode())
-    colluding = any(name.startswith("server+") for name in adversaries)
-    left_out = {name: words for name, words in ADVERSARIES.items() if name not in adversaries and not (name == "server+N" and colluding)}
     return {
         "software": software(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -49,11 +71,4 @@ def about_audit(
         },
         "budget": budget,
         "seeds": list(seeds),
-        "adversaries": list(adversaries),
-        "attacks": list(attacks),
-        "not_run": {
-            "adversaries": left_out,
-            "attacks": [name for name in ATTACKS.names() if name not in attacks],
-            "active": "active attacks are run by --active on a configuration",
-        },
     }  # fmt: skip

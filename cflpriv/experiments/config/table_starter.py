@@ -27,6 +27,10 @@ _PROTECTION = (
     'record = "full"                 # keeps what is sent, so that `cflpriv audit` can attack it',
     "",
 )
+_KEPT = (
+    'run.record = "full": the run folder keeps what clients send and the models, which tell of their data; keep the folder as the data are '
+    'kept, or set "headers", which leaves nothing to audit'
+)
 _PRIVACY = (
     '#[privacy]                      # also hide each sample: needs a public range for each number above, and no blank = "own"',
     '#unit = "sample"',
@@ -70,6 +74,7 @@ def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> t
         f"{width} features of {len(guess.columns)} columns",
         *doubts,
         f"the ranges, categories, dates and labels were taken from {data} and are public from now on: edit those that must not be",
+        *([] if _has_few(guess) else [_KEPT]),
     )
 
 
@@ -99,9 +104,13 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{section}.")}
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
         lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
-    few = bool(guess.client) and guess.clients < LEAST_CLIENTS
-    lines += ["", *(f"#{line}" if few and line else line for line in _PROTECTION), *_PRIVACY]
+    lines += ["", *(f"#{line}" if _has_few(guess) and line else line for line in _PROTECTION), *_PRIVACY]
     return "\n".join(lines) + "\n"
+
+
+def _has_few(guess: Guess) -> bool:
+    """Whether there are too few clients for secure sums, so that protection, and the record that audits read, are left out."""
+    return bool(guess.client) and guess.clients < LEAST_CLIENTS
 
 
 def _path(data: Path, file: Path | None) -> str:

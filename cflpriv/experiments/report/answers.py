@@ -11,10 +11,10 @@ import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
-from .leak_answers import audit_answer, leak_sentence
+from .leak_answers import audit_answer, leak_sentence, leaks_in
 from .results import client_scores, counts_of
 from .run_files import RunFiles
-from .run_names import epsilon_words, kind_of, protection_words
+from .run_names import Kind, epsilon_words, kind_of, protection_words
 
 __all__ = ["answers", "clusters_placed", "cost_words", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
 
@@ -69,6 +69,9 @@ def served_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     if isinstance(compared, str):
         return Answer(question, "open", "Cannot tell", text, joined([compared, *small]))
     if all(difference.low > 0 for difference in compared):
+        if left := [_words(kind) for kind in _less_together(subject) if kind not in others]:
+            verdict = f"Better than {listed([_words(kind) for kind in others])}"
+            return Answer(question, "open", verdict, text, joined([f"Not compared with {listed(left)}.", *small]))
         return Answer(question, "good", f"Yes, {how}", text, joined(small))
     if worse := next((difference for difference in compared if difference.high < 0), None):
         verdict = "No, worse than alone" if worse.other == "alone" else "No, one model is better"
@@ -97,11 +100,26 @@ def _learned_nothing(run: RunFiles) -> str | None:
 
 
 def _others(subject: RunFiles, runs: Sequence[RunFiles]) -> dict[str, RunFiles]:
-    """The best run of each other kind that trains less together, on the same data with the same seeds."""
-    kinds = ("no groups", "alone") if kind_of(subject.summary) == "clusters" else ("alone",)
-    same = [run for run in runs if run is not subject and _same_data(run, subject)]
-    found = {kind: [run for run in same if kind_of(run.summary) == kind and _goodness(run) > -math.inf] for kind in kinds}
+    """The best run of each other kind that trains less together, on the same data with the same seeds, without more noise."""
+    same = [run for run in runs if run is not subject and _same_data(run, subject) and _noise(run) <= _noise(subject)]
+    found = {kind: [run for run in same if kind_of(run.summary) == kind and _goodness(run) > -math.inf] for kind in _less_together(subject)}
     return {kind: max(several, key=_goodness) for kind, several in found.items() if several}
+
+
+def _less_together(subject: RunFiles) -> tuple[Kind, ...]:
+    """The kinds of training that a run is to be compared with."""
+    kinds: dict[Kind, tuple[Kind, ...]] = {"clusters": ("no groups", "alone"), "no groups": ("alone",), "alone": ()}
+    return kinds[kind_of(subject.summary)]
+
+
+def _words(kind: str) -> str:
+    return "each client alone" if kind == "alone" else "one model for all"
+
+
+def _noise(run: RunFiles) -> float:
+    """What grows with the noise of a guarantee: the inverse of its ε, 0 without noise."""
+    epsilon = run.summary.get("epsilon")
+    return 0.0 if epsilon is None else 1 / max(float(epsilon), 1e-9)
 
 
 def _same_data(one: RunFiles, other: RunFiles) -> bool:
@@ -156,6 +174,8 @@ def open_twin(subject: RunFiles, runs: Sequence[RunFiles]) -> RunFiles | None:
 
 def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Difference] | str:
     """The differences to other ways of training with simultaneous 95 % intervals over clients, or why there are none."""
+    if subject.summary.get("error_mean") is not None:
+        return "Nothing tests yet whether such differences of errors are more than chance."
     names = ["this", *others]
     scores = [client_scores(run) for run in (subject, *others.values())]
     shared = sorted(set.intersection(*(set(score) for score in scores)))
@@ -167,7 +187,7 @@ def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Differe
 
 
 def _interval(difference: Difference) -> str:
-    words = "each client alone" if difference.other == "alone" else "one model for all"
+    words = _words(difference.other)
     mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
     return f"Difference to {words}: {mean:+.1f} points ({low:+.1f} to {high:+.1f}, 95 % over clients)."
 
@@ -220,15 +240,18 @@ def _silhouettes(scores: Mapping[str, float], k: int) -> str:
 
 
 def _sizes(run: RunFiles) -> str:
-    """How many clients each cluster has, by the names of their true groups where these are known."""
-    labels = list((run.measured or {})["labels"].values())
-    sizes = sorted((labels.count(label) for label in set(labels)), reverse=True)
-    names, truth = run.group_names, (run.measured or {}).get("truth") or {}
-    counts = {name: sum(int(group) == number for group in truth.values()) for number, name in names.items()}
-    if 1 < len(counts) <= 4:
-        return f"{listed([f'{count} clients {name}' for name, count in counts.items()])}."
+    """How many clients each cluster has, by the names of their true groups where the clusters are these."""
+    measured = run.measured or {}
+    labels, truth = measured["labels"], measured.get("truth") or {}
+    pairs = {(label, truth.get(client)) for client, label in labels.items()}
+    values = list(labels.values())
+    groups = {int(group): values.count(label) for label, group in pairs if group is not None}
+    names = {number: name for number, name in run.group_names.items() if number in groups and name != f"group {number}"}
+    if 1 < len(names) <= 4 and len(pairs) == len(names) == len(set(values)):
+        return f"{listed([f'{groups[number]} clients {name}' for number, name in names.items()])}."
+    sizes = sorted((values.count(label) for label in set(values)), reverse=True)
     few = ", ".join(map(str, sizes[:8]))
-    return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients."
+    return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients." if len(sizes) > 1 else f"One cluster of all {few} clients."
 
 
 def clusters_placed(run: RunFiles) -> str:
@@ -253,7 +276,7 @@ def clusters_placed(run: RunFiles) -> str:
 
 def leaks_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     """What attacks on the subject found, beside the same run without protection."""
-    if kind_of(subject.summary) == "alone":
+    if kind_of(subject.summary) == "alone" and not leaks_in(subject.audited):
         return Answer("What leaks, and to whom?", "none", "Nothing is sent", "Each client trains alone, so no message can leak.")
     answer = audit_answer(subject.audited)
     twin = open_twin(subject, runs)
@@ -289,12 +312,21 @@ def guarantee_of(run: RunFiles) -> Answer:
     )
     right = math.ceil(1e4 / (1 + math.exp(-epsilon))) / 1e2
     most = f"in {right:g} % at most" if right < 100 else "with no useful bound"
-    beside = "" if s.get("delta") is None else f" (beside δ = {s['delta']:.0e})"
-    text = f"Guessing {which}, at even odds before, becomes right {most}{beside}."
+    beside = "" if s.get("delta") is None else f" (beside δ = {s['delta']:.2g})"
+    text = joined([f"Guessing {which}, at even odds before, becomes right {most}{beside}.", _if_colluding(s.get("epsilon_if_colluding"))])
     if epsilon <= STRONG_EPSILON:
         return Answer(question, "good", epsilon_words(s), text, unaudited)
     words = "moderate" if epsilon <= WEAK_EPSILON else "a weak bound"
     return Answer(question, "none" if epsilon <= WEAK_EPSILON else "open", f"{epsilon_words(s)}, {words}", text, unaudited)
+
+
+def _if_colluding(epsilons: Any) -> str:
+    """What is left of a guarantee whose noise clients share, once the least share of them that was reckoned with tells it to the server."""
+    if not isinstance(epsilons, Mapping) or not epsilons:
+        return ""
+    share, epsilon = next(iter(epsilons.items()))
+    left = "nothing is guaranteed" if epsilon is None else f"ε = {epsilon:.3g}"
+    return f"Clients share the noise: if {str(share).replace('%', ' %')} of a sum tell the server theirs, {left}."
 
 
 def _condition(run: RunFiles) -> str:

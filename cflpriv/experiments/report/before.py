@@ -91,7 +91,7 @@ def _untested(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer
 
 
 def _alone(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], at: Place) -> Step | None:
-    if four[0].verdict not in ("Not compared", "Cannot tell", "Not clearly"):
+    if four[0].tone != "open" or four[0].verdict == "Not measured":
         return None
     return Step("Compare with one model for all and with each client alone", f"cflpriv advise {_quoted(at(subject) + '/config.toml')}")
 

@@ -16,6 +16,8 @@ __all__ = ["audit_answer", "leak_sentence", "leaks_in"]
 
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """Statuses that leave no question open about a figure."""
+NEEDED = ("server", "client", "released")
+"""Adversaries that every recorded run has: without figures of each of these an audit is not whole."""
 ADVERSARY_ORDER = ("outsider", "released", "client", "key-holder", "server", "active-server")
 """From who sees least; a server with helpers comes after all of these."""
 
@@ -37,12 +39,22 @@ def audit_answer(audited: Audited) -> Answer:
         if unknown := [adversary_words(name) for name in adversaries if name not in leaking and not _settled(cells, name)]:
             sentences.append(f"Not all is known of {listed(unknown)}.")
         return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
-    open_ = [name for name in adversaries if not _settled(cells, name)]
-    if all(cell["status"] in ("not_attempted", "not_applicable", "nothing_to_see") for cell in cells):
-        return Answer(question, "open", "Not tested", "No attack that was run can read what was sent; another might.", small)
-    if open_ or audited.about.attacks_left != ():
+    statuses = {cell["status"] for cell in cells}
+    if not statuses & {"at_baseline", "inconclusive"}:
+        words = "No attack that was run can read what was sent; another might."
+        if "not_validated" in statuses:
+            words = "No attack that was run is known to work here even unprotected, so finding nothing says nothing."
+        return Answer(question, "open", "Not tested", words, small)
+    if not statuses <= set(SETTLED) or not _is_whole(audited):
         return Answer(question, "open", "No leak seen yet", f"The attacks that were tested found none. {_open_words(cells)}".strip(), small)
-    return Answer(question, "good", "No leak seen", "Every attack of the suite does no better than guessing. A stronger one may.", small)
+    return Answer(
+        question, "good", "No leak seen", "Every attack of the suite that applies does no better than guessing. A stronger one may.", small
+    )
+
+
+def _is_whole(audited: Audited) -> bool:
+    """Whether every attack was made by every adversary that a whole audit has."""
+    return audited.about.attacks_left == () and {cell["adversary"] for cell in audited.cells or ()} >= set(NEEDED)
 
 
 def _leak_words(names: Sequence[str], learned: str, leak: Mapping[str, Any]) -> str:
@@ -89,22 +101,28 @@ def _open_words(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _extent(audited: Audited) -> str:
-    """How many attacks of the suite were run."""
+    """How many attacks of the suite were run, and which adversaries were not tried."""
     run, left = audited.about.attacks_run, audited.about.attacks_left
     if left is None:
         return "It is not recorded which attacks were left out."
-    return f"{len(run)} of {len(run) + len(left)} attacks {'was' if len(run) == 1 else 'were'} run."
+    seen = {str(cell["adversary"]) for cell in audited.cells or ()}
+    untried = [adversary_words(name) for name in NEEDED if name not in seen]
+    untried += [] if any("+" in name for name in seen) else ["a server that clients help"]
+    words = f"{len(run)} of {len(run) + len(left)} attacks {'was' if len(run) == 1 else 'were'} run."
+    return f"{words} Not tried: {listed(untried)}." if untried else words
 
 
 def leak_sentence(leaks: Answer, audited: Audited) -> str:
     if leaks.tone == "bad":
         to = leaks.verdict.removeprefix("Leaks to ")
+        name, leak = next(iter(leaks_in(audited).items()))
         if "+" not in to:
-            name, leak = next(iter(leaks_in(audited).items()))
             return f"{upper(adversary_words(name))} learns {_learns(audited, leak)}."
-        tested = any(cell["status"] == "at_baseline" for cell in audited.cells or () if "+" not in str(cell["adversary"]))
-        rest = "the attacks that were run do no better than guessing" if tested else "the attacks that were run cannot read what is sent"
-        return f"The protection fails once a client helps the server; short of that, {rest}."
+        helpers = name.partition("+")[2]
+        helped = "a client helps" if helpers == "1" else f"{helpers} clients help"
+        if audited.column == "none":
+            return f"Once {helped} the server, both learn {_learns(audited, leak)}. Short of that, {_short_of_help(audited)}."
+        return f"The protection fails once {helped} the server; short of that, {_short_of_help(audited)}."
     if leaks.verdict == "Nothing is sent":
         return "Nothing is sent, so nothing leaks."
     if leaks.verdict in ("Not tested", "Evidence doubtful"):
@@ -114,3 +132,13 @@ def leak_sentence(leaks: Answer, audited: Audited) -> str:
         if leaks.tone == "open"
         else "The whole suite of attacks shows no leak, which is no proof."
     )
+
+
+def _short_of_help(audited: Audited) -> str:
+    """What an audit found of adversaries whom nobody helps, where none of these learns anything by it."""
+    statuses = {cell["status"] for cell in audited.cells or () if "+" not in str(cell["adversary"])}
+    if not statuses & {"at_baseline", "inconclusive", "not_validated"}:
+        return "the attacks that were run cannot read what is sent"
+    if statuses <= set(SETTLED) and audited.about.attacks_left == ():
+        return "the attacks of the suite do no better than guessing"
+    return "no leak is seen, and not all is known"

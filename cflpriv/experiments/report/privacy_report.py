@@ -61,7 +61,8 @@ def _by_round(runs: Sequence[ClientLedger]) -> str | None:
             known = [row for row in rows if row.get("epsilon") is not None]
             width = 3.2 - 2.0 * i / max(1, len(runs) - 1)  # lines that coincide stay visible
             axes.plot([row["round"] + 1 for row in known], [row["epsilon"] for row in known], color=colour, linewidth=width, label=label)
-            axes.axhline(float(summary["epsilon_budget"]), color=colour, linestyle=":", linewidth=1.0)
+            if summary.get("epsilon_budget") is not None:
+                axes.axhline(float(summary["epsilon_budget"]), color=colour, linestyle=":", linewidth=1.0)
         axes.set_xlabel("round")
         axes.set_ylabel("ε spent so far")
         axes.set_ylim(bottom=0)

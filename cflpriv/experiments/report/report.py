@@ -69,7 +69,7 @@ def write_report(folder: Path) -> Path:
     four = answers(runs)
     shown = {
         "title": title(runs), "runs": runs, "total": len(everything), "place": place_of(folder), "subject": subject,
-        "answers": four, "in_short": in_short(runs, four), "steps": before_relying(folder, runs, four), "meta": _meta(everything),
+        "answers": four, "in_short": in_short(runs, four), "steps": before_relying(folder, runs, four), "meta": _meta(everything, subject),
         "unfinished": unfinished, "unverified": _unverified(everything),
         "unpoliced": [run.label for run in everything if run.summary.get("release_policy") == "off"],
         **_detailed(runs, subject),
@@ -83,8 +83,8 @@ def write_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _meta(runs: Sequence[RunFiles]) -> str:
-    """What the answers rest on, in a line below the title."""
+def _meta(runs: Sequence[RunFiles], subject: RunFiles) -> str:
+    """What the answers rest on, and which of several runs they are about, in a line below the title."""
     seeds = {run.config.get("run", {}).get("seed", 0) for run in runs}
     rounds = sorted({int(run.summary["rounds"]) for run in runs})
     parts = [
@@ -92,6 +92,7 @@ def _meta(runs: Sequence[RunFiles]) -> str:
         counted(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds",
         counted(len(seeds), "seed"),
         "files unchanged ✓" if not any(run.problems for run in runs) else "files changed ▲",
+        *([f"answers on {subject.name}"] if len(runs) > 1 else []),
     ]
     return " · ".join(parts)
 

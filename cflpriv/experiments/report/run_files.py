@@ -37,6 +37,12 @@ NEEDED: dict[str, tuple[type, ...]] = {
     "epsilon": _MAYBE, "delta": _MAYBE, "notes": (list,),
 }  # fmt: skip
 """What the page reads of a summary.json, and its types."""
+IF_THERE = (
+    "balanced_accuracy", "macro_f1", "majority_accuracy", "majority_balanced_accuracy", "protection_upload_bytes",
+    "protection_download_bytes", "epsilon_budget", "error_mean", "error_worst", "r2", "constant_error", "local_r2",
+    "root_mean_square_error", "mean_absolute_error",
+)  # fmt: skip
+"""Numbers, or null, that a summary of an earlier version may lack."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,8 @@ def read_run(folder: Path) -> RunFiles:
     for key, kinds in NEEDED.items():
         require(key in summary, folder / "summary.json", f"has no {key!r}")
         require(isinstance(summary[key], kinds), folder / "summary.json", f"{key} = {summary[key]!r} is of a wrong type")
+    for key in IF_THERE:
+        require(isinstance(summary.get(key), _MAYBE), folder / "summary.json", f"{key} = {summary.get(key)!r} is of a wrong type")
     cells, verdicts = read_audit(folder / "audit.json")
     active = _active(folder / "active_audit.json")
     measured = parsed(folder / "measured.json") if (folder / "measured.json").exists() else None

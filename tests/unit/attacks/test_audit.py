@@ -122,7 +122,10 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         audit_run(run, adversary="server", attacks=FEW, budget="quick")
     assert calls == list(FEW)
-    kept = json.loads((run / "audit.json").read_text(encoding="utf-8"))["cells"]
+    audit = json.loads((run / "audit.json").read_text(encoding="utf-8"))
+    kept = audit["cells"]
+    assert FEW[0] in audit["about"]["not_run"]["attacks"]  # by the server alone
+    assert FEW[1] in audit["about"]["not_run"]["attacks"]  # which was asked for
     assert {cell["attack"] for cell in kept} == {FEW[0], "coverage"}  # what was finished is there, and what nobody has read yet
     calls.clear()
     monkeypatch.setitem(ATTACKS, FEW[1], counted(FEW[1], whole[FEW[1]], stop=False))
@@ -152,10 +155,10 @@ def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, mon
     other = replace(figure, attack=FEW[0])
 
     def finished() -> set[str]:
-        return set(_Kept(run, "key", {}, {}, lambda viewer: {}).cells)
+        return set(_Kept(run, "key", {}, {}, (), lambda viewer: {}).cells)
 
     plugin.write_text("first = True\n", encoding="utf-8")
-    kept = _Kept(run, "key", {}, {}, lambda viewer: {})
+    kept = _Kept(run, "key", {}, {}, (), lambda viewer: {})
     kept.add("server|own|0", [figure])
     kept.add(f"server|{FEW[0]}|0", [other])
     assert finished() == {"server|own|0", f"server|{FEW[0]}|0"}

@@ -167,3 +167,11 @@ def test_a_sample_with_an_input_that_nobody_has_trained_no_released_model() -> N
     assert found.value is not None
     assert found.value > 0.5
     assert "released" in found.note
+
+
+@pytest.mark.parametrize("viewer", ["server", "released"])
+def test_what_reads_whole_models_is_not_attempted_on_a_part_of_clients_data(viewer: str) -> None:
+    """Another attack may read the part: "not applicable" would call the question settled."""
+    seen = case(config(PARTED, training={"rounds": 2}, data=SMALL), viewer)
+    assert figures_of("property_inference", seen)["update_auc"].status == "not_attempted"
+    assert {figure.status for figure in figures_of("gradient_inversion", seen).values()} == {"not_attempted"}

@@ -93,6 +93,34 @@ def test_a_run_alone_is_compared_with_nothing() -> None:
     assert "nothing shows yet" in in_short([a_run()], four)
 
 
+def test_clusters_are_not_advised_before_they_were_compared_with_everything() -> None:
+    runs = [a_run("clusters", 0.9), a_run("one", 0.8)]
+    four = answers(runs)
+    assert (four[0].tone, four[0].verdict) == ("open", "Better than one model for all")
+    assert "Not compared with each client alone." in four[0].small
+    assert not in_short(runs, four).startswith("Train these clients")
+    assert any("advise" in step.command for step in before_relying(Path("runs"), runs, four))
+
+
+def test_noise_of_the_others_alone_is_no_merit_of_clusters() -> None:
+    noisy = a_run("one", 0.5, epsilon=1.0, delta=1e-5)
+    assert answers([a_run("clusters", 0.9), noisy])[0].verdict != "Better than one model for all"
+    fair = [a_run("clusters", 0.9, epsilon=1.0, delta=1e-5), noisy, a_run("alone", 0.5)]
+    assert answers(fair)[0].verdict == "Yes, by clusters"
+
+
+def test_errors_are_not_called_unscored() -> None:
+    runs = [a_run(name, 0.9, accuracy_mean=None, error_mean=error, r2=0.5) for name, error in (("clusters", 1.0), ("one", 2.0))]
+    answer = answers([replace(run, rounds=[]) for run in runs])[0]
+    assert (answer.verdict, answer.tone) == ("Cannot tell", "open")
+    assert "0 clients were scored" not in answer.small
+
+
+def test_runs_alone_are_not_compared_with_each_other() -> None:
+    runs = [a_run("alone", 0.9), a_run("alone", 0.7)]
+    assert (answers(runs)[0].verdict, in_short(runs, answers(runs))[:25]) == ("Not compared", "Each client trains alone.")
+
+
 def test_runs_of_another_seed_or_other_data_are_not_compared() -> None:
     for changed in ({"run": {"seed": 1}, "data": {"source": "digits"}}, {"run": {"seed": 0}, "data": {"source": "mnist"}}):
         other = replace(a_run("one", 0.5), config=changed)
@@ -144,15 +172,27 @@ def test_clusters_that_are_the_groups_under_other_names_place_everybody(groups: 
     assert words == ("" if len(set(groups)) < 2 else f"All {len(groups)} are placed as they truly are.")
 
 
+def test_clusters_that_are_not_the_true_groups_are_not_given_their_sizes() -> None:
+    run = a_run()
+    truth = {str(client): client % 2 for client in range(CLIENTS)}
+    labels = {client: group if int(client) > 3 else 2 for client, group in truth.items()}
+    text = answers([replace(run, measured={"truth": truth, "labels": labels})])[1].text
+    assert text.startswith("Clusters of 8, 8, 4 clients. 16 of 20 are placed")
+
+
 # --- leaks -----------------------------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(STATUS)), st.sampled_from(["server", "client", "server+1"])), max_size=8), st.booleans())
+SEEN = st.tuples(st.sampled_from(list(STATUS)), st.sampled_from(["server", "client", "released", "server+1"]))
+
+
+@given(st.lists(SEEN, max_size=8) | st.lists(st.tuples(st.just("at_baseline"), SEEN.map(lambda one: one[1])), max_size=8), st.booleans())
 def test_nothing_that_is_open_reads_as_safe(seen: list[tuple[str, str]], whole: bool) -> None:
     found = audited(*(cell(*one) for one in seen), about=ALL if whole else AboutAudit((), ("one",), ("two",)))
     answer = audit_answer(found)
     statuses = {status for status, _ in seen}
-    open_ = not seen or not whole or bool(statuses & {"not_attempted", "not_validated", "inconclusive", "evidence_doubtful"})
+    everybody = {viewer for _, viewer in seen} >= {"server", "client", "released"}
+    open_ = not everybody or not whole or bool(statuses & {"not_attempted", "not_validated", "inconclusive", "evidence_doubtful"})
     tested = "at_baseline" in statuses
     if "leaks" in statuses and "evidence_doubtful" not in statuses:
         assert answer.tone == "bad"
@@ -174,6 +214,33 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the attacks that were run cannot read what is sent.")
 
 
+@pytest.mark.parametrize("status", ["inconclusive", "not_validated", "not_attempted"])
+def test_what_is_open_without_helpers_stays_open_beside_a_leak_to_a_server_that_clients_help(status: str) -> None:
+    found = audited(cell("leaks", "server+2"), cell(status, "server", "two"), cell("at_baseline", "client"))
+    sentence = leak_sentence(audit_answer(found), found)
+    assert "once 2 clients help the server" in sentence
+    assert sentence.endswith("short of that, no leak is seen, and not all is known.")
+    assert leak_sentence(audit_answer(found), replace(found, column="none")).startswith("Once 2 clients help")  # no protection to fail
+
+
+def test_a_leak_that_an_audit_found_is_said_also_of_clients_that_sent_nothing() -> None:
+    """To whoever gets the models."""
+    assert answers([a_run("alone", audit=audited(cell("leaks", "released")))])[2].tone == "bad"
+    assert answers([a_run("alone")])[2].verdict == "Nothing is sent"
+
+
+def test_attacks_that_do_not_work_unprotected_tested_nothing() -> None:
+    answer = audit_answer(audited(cell("not_validated"), cell("not_attempted", "client")))
+    assert (answer.tone, answer.verdict) == ("open", "Not tested")
+    assert "found none" not in answer.text
+
+
+def test_an_audit_by_one_adversary_is_not_called_whole() -> None:
+    answer = audit_answer(audited(cell("at_baseline", "client")))
+    assert (answer.tone, answer.verdict) == ("open", "No leak seen yet")
+    assert "Not tried: the server, whoever gets the models and a server that clients help." in answer.small
+
+
 def test_an_audit_that_does_not_say_what_it_left_out_is_not_called_whole() -> None:
     assert audit_answer(audited(cell("at_baseline"), about=AboutAudit())).tone == "open"
 
@@ -189,6 +256,15 @@ def test_a_guarantee_is_named_by_its_epsilon_with_what_it_bounds(epsilon: float)
     assert answer.tone == ("good" if epsilon <= 1 else "none" if epsilon <= 3 else "open")
     assert title([run]).endswith(f"20 clients, ε = {epsilon:.3g}")
     assert method_words(run.summary).endswith(f"ε = {epsilon:.3g}")
+
+
+@pytest.mark.parametrize(("left", "words"), [(3.25, "ε = 3.25."), (None, "nothing is guaranteed.")])
+def test_a_guarantee_by_shared_noise_says_what_colluding_clients_leave_of_it(left: float | None, words: str) -> None:
+    private: dict[str, Any] = {"epsilon": 1.0, "delta": 1.4e-5, "privacy_unit": "client", "privacy_relation": "add_remove"}
+    text = guarantee_of(a_run(**private, epsilon_if_colluding={"10%": left, "50%": None})).text
+    assert text.endswith(f"if 10 % of a sum tell the server theirs, {words}")
+    assert "δ = 1.4e-05" in text  # not less than it is
+    assert "noise" not in guarantee_of(a_run(**private, epsilon_if_colluding=None)).text
 
 
 def test_without_epsilon_nothing_is_guaranteed() -> None:

@@ -25,7 +25,7 @@ from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.report import pictures
 from cflpriv.experiments.report.pictures import brackets, shrunk
 from cflpriv.experiments.report.report import DETAILED, _lost, write_report
-from cflpriv.experiments.report.run_files import read_run, read_runs
+from cflpriv.experiments.report.run_files import IF_THERE, read_run, read_runs
 from cflpriv.types import Array
 
 STATUSES = {
@@ -566,3 +566,23 @@ def test_a_folder_that_is_no_run_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no run folder and holds none"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_summary_may_lack_what_an_earlier_version_did_not_write(runs: Path) -> None:
+    """Each number is kept where a page asks for it before it prints others."""
+    kept, path = ("balanced_accuracy", "protection_upload_bytes"), runs / "b_haar" / "summary.json"
+    summary = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key in kept or key not in IF_THERE}
+    path.write_text(json.dumps({**summary, "epsilon": 4.0, "delta": 1e-5, "privacy_unit": "client"}), encoding="utf-8")
+    assert "ε = 4, a weak bound" in page_of(runs / "b_haar").words
+
+
+@pytest.mark.parametrize("key", IF_THERE)
+def test_a_number_of_another_type_is_named(runs: Path, key: str) -> None:
+    path = runs / "c_fedavg" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), key: "x"}), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"summary\.json: {key} = 'x' is of a wrong type"):
+        read_run(path.parent)
+
+
+def test_a_page_on_several_runs_names_the_run_that_the_answers_are_about(whole: tuple[Path, Page]) -> None:
+    assert "answers on b_haar" in whole[1].words

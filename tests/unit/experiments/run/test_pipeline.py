@@ -92,6 +92,7 @@ def test_what_was_taken_from_the_table_is_declared_public(
     assert "label: 'outcome', by its name" in printed
     assert "client: 'clinic', by its name" in printed
     assert "are public from now on: edit those that must not be" in printed
+    assert "the run folder keeps what clients send" in printed
     assert in_process(monkeypatch, "init", "--data", table) == 0
     captured = capsys.readouterr()
     assert "public from now on" in captured.err, "the file alone goes to standard output"
