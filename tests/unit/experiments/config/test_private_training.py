@@ -173,6 +173,7 @@ def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
         ({"data": {"source": "csv", "paths": ["t.csv"], "label_column": "y"}}, "data.source = 'csv': its features are of images"),
         ({"data": {"source": "ag_news", "partition": "kinds"}}, "data.source = 'ag_news': its features are of images"),
         ({"training": {"recipe": "privte"}}, "training.recipe = 'privte': known are 'none', 'private'"),
+        ({"training": {"recipe": ["private"]}}, "training.recipe = ['private']: known are 'none', 'private'"),
     ],
 )
 def test_a_recipe_is_refused_by_name_where_it_makes_no_sense(keys: dict[str, Any], named: str) -> None:
