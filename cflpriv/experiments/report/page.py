@@ -34,7 +34,7 @@ def _adversaries(names: str) -> str:
 
 
 def numbering() -> Callable[[int], str]:
-    """Numbers of the figures of a page, in the order in which they are asked for: 1a, 1b, … in section 1, and so on."""
+    """Numbers of the figures of a page, in the order of asking: 1a, 1b, … in section 1, and so on."""
     last: Counter[int] = Counter()
 
     def number(section: int) -> str:

@@ -151,7 +151,7 @@ def test_noise_that_swamps_the_signal_is_named() -> None:
 
 
 def test_figures_of_the_noise_are_of_gradients_that_are_averaged_over_views() -> None:
-    """Training clips the mean over the views of a sample, which is shorter than the gradient of the image alone."""
+    """Training clips the mean over the views of a sample. The mean is shorter than the gradient of the image alone."""
     model, rng = Model("linear", (1, 8, 8), 3), np.random.default_rng(3)
     x, y, vector, views = rng.random((5, 1, 8, 8)).astype(np.float32), np.array([0, 1, 2, 0, 1]), model.init(1), ("flip", "shift")
     images = as_views(torch.from_numpy(x)[None], views)[0].numpy()
