@@ -206,7 +206,7 @@ def fedrc(
     seed: int = 0,
 ) -> Algorithm:
     """FedRC with `k` models. Raises `InputError` for parameters that cannot be."""
-    for name in ("prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull"):
+    for name in ("prox", "maml_lr", "clip_norm", "sampling_rate", "frozen", "pull", "augment"):
         if getattr(train, name):
             raise InputError(f"training.{name}: {getattr(train, name)} has no effect with algorithm 'fedrc'; leave it out")
     if train.optimizer != "sgd":

@@ -18,9 +18,9 @@ import numpy as np
 from scipy.fft import fft2, ifft2
 
 from ..errors import InputError
-from ..types import Array
+from ..types import Array, Population
 
-__all__ = ["FEATURE_MEAN", "FEATURE_STD", "feature_shape", "features", "scattering"]
+__all__ = ["FEATURE_MEAN", "FEATURE_STD", "feature_shape", "features", "has_features", "scattering"]
 
 SCALES, ANGLES = 2, 8
 PADDING = 2**SCALES
@@ -39,6 +39,11 @@ def feature_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < SMALLEST:
         raise InputError(f"data.features = 'scattering': needs images of at least {SMALLEST}×{SMALLEST}, the data have shape {shape}")
     return (shape[0] * CHANNELS, *(-(-side // PADDING) for side in shape[1:]))
+
+
+def has_features(population: Population) -> bool:
+    """Whether samples have a shape of `features`, and models undo the map to [0, 1]."""
+    return population.shape[0] % CHANNELS == 0 and (population.mean, population.std) == (FEATURE_MEAN, FEATURE_STD)
 
 
 def features(x: Array) -> Array:

@@ -96,7 +96,7 @@ def train(
 def gradients(model: Model, clients: Sequence[Local], options: Options, device: Device) -> tuple[list[Array] | None, str]:
     """Each client's gradient of its one batch, clipped as `options` say, and the way taken; None where the plain loop is the way.
 
-    Raises `InputError` for a precision in which clipping would not hold.
+    Raises `InputError` for a precision where clipping would not hold.
     """
     if options.clip_norm:
         _check_precision(model, options, device)

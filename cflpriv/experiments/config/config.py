@@ -316,7 +316,14 @@ class Config:
         return self.noise(self.schedule([client for client in groups if client not in late]).most)
 
     def model_for(self, population: Population) -> Model:
-        """The model that fits a population's samples."""
+        """The model that fits a population's samples. `InputError` for samples that should be features of images, and are others."""
+        from ...data.scattering import has_features  # loads SciPy, which commands that compute nothing do without
+
+        if self.data.features != "none" and not has_features(population):
+            raise InputError(
+                f"data.features = {self.data.features!r} with data that were not made from [data], of shape {population.shape}: give "
+                f"cflpriv.data.{self.data.features}.features of images, with its FEATURE_MEAN and FEATURE_STD, or use 'none'"
+            )
         return self.model.build(population.shape, population.classes, population.mean, population.std, bool(population.label_range))
 
     def train_for(self, population: Population) -> Train:

@@ -66,7 +66,7 @@ def with_recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     recipe = plain["training"].get("recipe", "none")
     if recipe == "none":
         return dict(tree)
-    if recipe not in RECIPES:
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise InputError(f"training.recipe = {recipe!r}: known are {', '.join(map(repr, ('none', *RECIPES)))}")
     if (unit := plain["privacy"].get("unit", "none")) != "sample":
         raise InputError(f"training.recipe = {recipe!r} with privacy.unit = {unit!r}: is for unit = 'sample'; leave it out")

@@ -184,7 +184,7 @@ def read_audit(path: Path) -> tuple[list[Mapping[str, Any]] | None, list[Mapping
 
 
 def about_audit(path: Path) -> AboutAudit:
-    """What an audit.json states of itself: when and by which software, what was not run, the risks, the samples that stand out.
+    """What an audit.json states of itself: when and by what software, what was not run, the risks, the samples that stand out.
 
     Empty for one of an earlier version. Raises `InputError` naming a file that is damaged.
     """

@@ -9,10 +9,12 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...engine.device import CPU, using
 from ...engine.models import Model
 from ...engine.sample_gradients import sample_gradients
+from ...engine.views import as_views
 from ...privacy.settings import Noise
 from ...transports.hosts import LocalHost
 from ...transports.simulation import Simulated
@@ -30,9 +32,10 @@ large ratio. Below the fourth, noise is no reason for a model that learned nothi
 
 
 def training_noise(
-    simulated: Simulated, model: Model, noise: Noise, epochs: int, clients: Sequence[int], labels: Mapping[int, Any] | None, share: float
-) -> dict[str, float]:
-    """The two figures at the clients' last local models; empty before the first training.
+    simulated: Simulated, model: Model, noise: Noise, epochs: int, clients: Sequence[int], labels: Mapping[int, Any] | None, share: float,
+    augment: Sequence[str] = (),
+) -> dict[str, float]:  # fmt: skip
+    """The two figures at the clients' last local models; empty before the first training. `augment`: the views of `[training]`.
 
     `RATIO` is of the mean of one round over the m clients of a cluster (`labels`; None: of all) that take part, a `share` of it: how much
     its noise changes the loss of a sample, over how much the gradients lower it, both to first order. With the clipped gradients g of
@@ -40,7 +43,7 @@ def training_noise(
     in directions that change no loss does no harm. The median over clusters.
     """
     picked = list(clients)[:: max(1, -(-len(clients) // CLIENTS))]
-    seen: list[tuple[int, int, Array, float] | None] = simulated.each(picked, _gradients, model, noise.clip_norm)
+    seen: list[tuple[int, int, Array, float] | None] = simulated.each(picked, _gradients, model, noise.clip_norm, tuple(augment))
     known = {client: each for client, each in zip(picked, seen, strict=True) if each is not None}
     if not known:
         return {}
@@ -61,21 +64,31 @@ def _label(labels: Mapping[int, Any] | None, client: int) -> Any:
     return None if labels is None else labels.get(client)
 
 
-def _gradients(host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float) -> list[tuple[int, int, Array, float] | None]:
+def _gradients(
+    host: LocalHost, clients: Sequence[int], model: Model, clip_norm: float, augment: tuple[str, ...]
+) -> list[tuple[int, int, Array, float] | None]:
     """By client: how many of some samples' gradients are longer than `clip_norm`, of how many, the mean (d,) of the clipped ones, and the
     mean of their squared lengths."""
     with using(CPU):  # few samples, for which a device would be waited for
-        return [_of_client(host, client, model, clip_norm) for client in clients]
+        return [_of_client(host, client, model, clip_norm, augment) for client in clients]
 
 
-def _of_client(host: LocalHost, client: int, model: Model, clip_norm: float) -> tuple[int, int, Array, float] | None:
+def _of_client(
+    host: LocalHost, client: int, model: Model, clip_norm: float, augment: tuple[str, ...]
+) -> tuple[int, int, Array, float] | None:
     kept = host.client(client).values.kept("trained")
     if kept is None:
         return None
     data = host.members.data[client]
     places = np.linspace(0, len(data.y_train) - 1, min(SAMPLES, len(data.y_train))).astype(np.int64)
-    chosen = ClientData(client, data.x_train[places], data.y_train[places], data.x_test[:0], data.y_test[:0])
-    gradients = np.concatenate([block.double().cpu().numpy() for block in sample_gradients(model, np.asarray(kept[0]), chosen)])
+    images = as_views(torch.from_numpy(data.x_train[places]).unsqueeze(0), augment)[0].unbind(1)
+    gradients = np.zeros((len(places), model.dimension))
+    for image in images:  # training clips the mean over views
+        chosen = ClientData(client, image.numpy(), data.y_train[places], data.x_test[:0], data.y_test[:0])
+        at = 0
+        for block in sample_gradients(model, np.asarray(kept[0]), chosen):
+            gradients[at : at + len(block)] += block.double().cpu().numpy() / len(images)
+            at += len(block)
     norms = np.linalg.norm(gradients, axis=1)
     finite = np.isfinite(norms)
     shortened = gradients[finite] * np.minimum(1.0, clip_norm / np.maximum(norms[finite], 1e-300))[:, None]

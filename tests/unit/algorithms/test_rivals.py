@@ -24,6 +24,7 @@ from cflpriv.clustering.scores import ari
 from cflpriv.clustering.similarity import Gram
 from cflpriv.contract.operations import Sampling
 from cflpriv.engine import Streams, TaskInput
+from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config
 from cflpriv.types import Array
@@ -370,3 +371,5 @@ def test_parameters_that_cannot_be_are_one_line(algorithm: dict[str, Any], messa
 def test_fedrc_names_what_its_weighted_steps_do_not_have() -> None:
     with pytest.raises(InputError, match=r"training\.optimizer: 'adam' has no effect with algorithm 'fedrc'"):
         ALGORITHMS["fedrc"].make(training(SCENE, optimizer="adam"))
+    with pytest.raises(InputError, match=r"training\.augment: \('flip',\) has no effect with algorithm 'fedrc'"):
+        ALGORITHMS["fedrc"].make(replace(training(SCENE), model=Model("linear", (1, 8, 8), 10), augment=("flip",)))

@@ -18,7 +18,7 @@ KINDS: tuple[Kind, ...] = ("auto", "torch", "sequential")
 NAMES = [("flip",), ("shift",), ("flip", "shift")]
 
 
-def viewed_clients(model: Model, sizes: tuple[int, ...]) -> list[TaskInput]:
+def clients_of(model: Model, sizes: tuple[int, ...]) -> list[TaskInput]:
     rng, made = np.random.default_rng(0), []
     for client, size in enumerate(sizes):
         x, y = rng.random((size, *model.shape)).astype(np.float32), rng.integers(0, model.classes, size)
@@ -43,7 +43,7 @@ def mean_gradients(model: Model, task_input: TaskInput, names: tuple[str, ...]) 
 def test_the_gradient_of_a_sample_is_the_mean_over_its_views(model: Model, kind: Kind, names: tuple[str, ...]) -> None:
     """Without clipping over the batch, and with clipping the mean over views is clipped, not each view."""
     for clip in (0.0, 0.7):
-        inputs = viewed_clients(model, (5, 3, 5))
+        inputs = clients_of(model, (5, 3, 5))
         task = Train(model, batch_size=0, lr=1.0, clip_norm=clip, augment=names)
         for task_input, result in zip(inputs, Engine(kind).run(task, inputs), strict=True):
             rows = mean_gradients(model, task_input, names)

@@ -159,9 +159,16 @@ def test_two_groups_are_a_toss_if_the_property_is_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "names"), [((1, 8, 8), {"bold", "wide", "slanted", "label_0"}), ((1, 1, 6), {"value_0", "label_0"}), ((6,), {"label_0"})]
+    ("shape", "names"),
+    [
+        ((1, 8, 8), {"bold", "wide", "slanted", "label_0"}),
+        ((3, 8, 8), {"bold", "wide", "slanted", "label_0"}),
+        ((81, 7, 7), {"label_0"}),
+        ((1, 1, 6), {"value_0", "label_0"}),
+        ((6,), {"label_0"}),
+    ],
 )
-def test_rows_of_tables_have_no_strokes(shape: tuple[int, ...], names: set[str]) -> None:
+def test_rows_of_tables_and_features_of_images_have_no_strokes(shape: tuple[int, ...], names: set[str]) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((50, *shape)), rng.integers(0, 2, 50)
     assert {stated.name for stated in statements(Prior(x, y, 2, shape, {}, "made up"))} == names

@@ -3,20 +3,26 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from small_runs import configured
 
+from cflpriv.data.scattering import FEATURE_MEAN, FEATURE_STD, features
 from cflpriv.engine.models import Model
+from cflpriv.engine.sample_gradients import sample_gradients
+from cflpriv.engine.views import as_views
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config, advance, finish, parse_config, run_experiment, start
 from cflpriv.experiments.config.private_training import DRIFT, LARGEST, LARGEST_OF_NUMBERS, PATH, DerivedFloat, derived_lr
 from cflpriv.experiments.run.agreed import contract_of_config
-from cflpriv.experiments.run.training_noise import CLIPPED, RATIO
+from cflpriv.experiments.run.training_noise import CLIPPED, RATIO, training_noise
 from cflpriv.types import ClientData, Loss, Population
 
 PRIVATE: dict[str, Any] = {
@@ -144,6 +150,30 @@ def test_noise_that_swamps_the_signal_is_named() -> None:
     assert not any("not the reason" in line for line in summary["warnings"])
 
 
+def test_figures_of_the_noise_are_of_gradients_that_are_averaged_over_views() -> None:
+    """Training clips the mean over the views of a sample. The mean is shorter than the gradient of the image alone."""
+    model, rng = Model("linear", (1, 8, 8), 3), np.random.default_rng(3)
+    x, y, vector, views = rng.random((5, 1, 8, 8)).astype(np.float32), np.array([0, 1, 2, 0, 1]), model.init(1), ("flip", "shift")
+    images = as_views(torch.from_numpy(x)[None], views)[0].numpy()
+    rows = []
+    for image, label in zip(images, y, strict=True):
+        one = ClientData(0, image, np.full(len(image), label), x[:0], y[:0])
+        rows.append(np.mean([block.double().numpy().mean(0) for block in sample_gradients(model, vector, one)], axis=0))
+    kept = SimpleNamespace(kept=lambda name: (vector,))
+    host = SimpleNamespace(
+        client=lambda client: SimpleNamespace(values=kept), members=SimpleNamespace(data={0: ClientData(0, x, y, x[:0], y[:0])})
+    )
+    simulated = SimpleNamespace(each=lambda clients, call, *more: call(host, clients, *more))
+    norms = np.linalg.norm(rows, axis=1)
+    clip = float(norms.max()) * 1.001
+    noise = SimpleNamespace(clip_norm=clip, shares=0, sampling_rate=1.0, training=1.0, samples=5)
+    figures = training_noise(cast("Any", simulated), model, cast("Any", noise), 1, [0], None, 1.0, views)
+    assert figures[CLIPPED] == 0
+    signal = float(np.sum(np.mean(rows, axis=0) ** 2))
+    assert figures[RATIO] == pytest.approx(clip / 5 * np.sqrt(np.mean(norms**2)) / signal, rel=1e-4)
+    assert training_noise(cast("Any", simulated), model, cast("Any", noise), 1, [0], None, 1.0)[CLIPPED] > 0
+
+
 def test_figures_of_the_noise_are_the_experimenters_alone() -> None:
     plain = start(configured({**PRIVATE, "privacy": {}}, training={"rounds": 1}), population=TABLE)
     assert not {CLIPPED, RATIO} & advance(plain).keys()
@@ -154,6 +184,19 @@ def test_figures_of_the_noise_are_the_experimenters_alone() -> None:
     assert row[RATIO] > 0
     kinds = {message.kind for message in run.federation.transcript.messages[before:]}
     assert not any("clipped" in kind or "confusion" in kind for kind in kinds), json.dumps(sorted(kinds))
+
+
+def test_data_that_were_not_made_from_the_configuration_have_to_be_features_where_it_names_some() -> None:
+    config = configured({**PRIVATE, "model": {}, "training": {"recipe": "private", "weights": "equal"}})
+    x, y = np.random.default_rng(0).random((20, 4, 8, 8)).astype(np.float32)[:, :1], np.arange(20) % 3
+    images = Population("own", tuple(ClientData(i, x, y, x, y) for i in range(4)), (0,) * 4, 3)
+    with pytest.raises(InputError, match=r"data\.features = 'scattering' with data that were not made from \[data\], of shape \(1, 8, 8\)"):
+        start(config, population=images)
+    assert start(config.with_("data", features="none"), population=images).population.shape == (1, 8, 8)
+    made = features(x)
+    clients = tuple(ClientData(i, made, y, made, y) for i in range(4))
+    own = replace(images, clients=clients, mean=FEATURE_MEAN, std=FEATURE_STD)
+    assert config.model_for(own).shape == (81, 2, 2)
 
 
 def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
@@ -173,6 +216,7 @@ def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
         ({"data": {"source": "csv", "paths": ["t.csv"], "label_column": "y"}}, "data.source = 'csv': its features are of images"),
         ({"data": {"source": "ag_news", "partition": "kinds"}}, "data.source = 'ag_news': its features are of images"),
         ({"training": {"recipe": "privte"}}, "training.recipe = 'privte': known are 'none', 'private'"),
+        ({"training": {"recipe": ["private"]}}, "training.recipe = ['private']: known are 'none', 'private'"),
     ],
 )
 def test_a_recipe_is_refused_by_name_where_it_makes_no_sense(keys: dict[str, Any], named: str) -> None:
