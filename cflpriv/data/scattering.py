@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.fft import fft2, ifft2
 
 from ..errors import InputError
 from ..types import Array, Population
@@ -68,6 +67,8 @@ def scattering(x: Array) -> Array:
 
     Order of the 81: the low-pass, the first layer by scale and angle, the second by its angles.
     """
+    from scipy.fft import fft2, ifft2  # slow to import
+
     count, channels, height, width = x.shape
     bank = _bank(height, width)
     images = np.pad(x.astype(np.float32).reshape(-1, height, width), ((0, 0), *bank.margins), mode="reflect")
@@ -107,6 +108,8 @@ class _Bank:
 
 @lru_cache(maxsize=8)
 def _bank(height: int, width: int) -> _Bank:
+    from scipy.fft import fft2
+
     sides = [(side, side + 2 * PADDING + -side % PADDING) for side in (height, width)]
     (_, rows), (_, columns) = sides
     wavelets = [

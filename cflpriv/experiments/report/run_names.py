@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...algorithms.interface import ALGORITHMS
 from ...streams import readable
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ DATA = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
 }  # fmt: skip
 """Data sets whose names in a configuration are no words."""
-ONE_MODEL = ("fedavg", "fedprox", "fednova", "scaffold")
-"""Algorithms that train one model and nothing else."""
 PROTECTIONS = {
     "permutation": "secret order", "signed_permutation": "secret order and signs", "hadamard": "secret Hadamard transform",
     "haar": "secret rotation", "ckks": "encrypted comparison", "shares": "comparison in shares", "sketch": "public sketch",
@@ -61,11 +60,11 @@ def kind_of(summary: Mapping[str, Any]) -> Kind:
 
 def method_words(summary: Mapping[str, Any]) -> str:
     """What a run trained, with its ε."""
-    kind, name = kind_of(summary), str(summary["algorithm"])
+    kind, spec = kind_of(summary), ALGORITHMS.get(str(summary["algorithm"]))
     words = {
         "clusters": "One model, no groups found" if summary["clusters"] == 1 else "Clusters",
         "alone": "Each client alone",
-        "no groups": "One model for all" if name in ONE_MODEL else "No groups",
+        "no groups": "One model for all" if spec is not None and spec.cohorts == "one" and spec.serves_released else "No groups",
     }
     return ", ".join(filter(None, (words[kind], epsilon_words(summary))))
 
