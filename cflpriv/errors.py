@@ -10,7 +10,7 @@ from .protocols.errors import BudgetExceeded, TooFewClients
 
 __all__ = [
     "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near",
-    "unknown_key",
+    "out_of_memory", "unknown_key",
 ]  # fmt: skip
 
 OLD_KEYS = {
@@ -46,6 +46,16 @@ class CflprivWarning(UserWarning):
 def unknown_key(section: str, key: str, value: object, known: str) -> InputError:
     """The error about a key that a section does not have: what became of an old one, else `known`, the end of the sentence."""
     return InputError(f"[{section}] {key} = {value!r}: {OLD_KEYS.get((section, key)) or 'is not a key here' + known}")
+
+
+_TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflow when unpacking long")
+"""What torch says of arrays that no memory holds."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error of Python, NumPy or torch says that memory is gone, on the host or on a device."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(pattern in str(error) for pattern in _TOO_LARGE)
 
 
 def near(name: str, known: Sequence[str]) -> str:

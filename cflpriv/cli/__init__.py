@@ -15,7 +15,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ..errors import CallbackFailed, CflprivWarning, InputError, TrainingDiverged, WorkerLost, near
+from ..errors import CallbackFailed, CflprivWarning, InputError, TrainingDiverged, WorkerLost, near, out_of_memory
 from ..extras import what_to_install
 from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
@@ -64,10 +64,6 @@ for _command in (run, advise, sweep, audit, verify, report, export, predict, rep
 app.command("list")(list_)
 
 
-_TOO_LARGE = ("allocate memory", "Storage size calculation overflowed", "Overflow when unpacking long")
-"""What torch says of arrays that no memory holds."""
-
-
 @contextmanager
 def _children_import_safely() -> Iterator[None]:
     """While inside, Python processes that start import nothing from the working directory, which may be a stranger's folder."""
@@ -114,11 +110,7 @@ def main() -> None:
             _end("a path holds a character NUL, which no file's name can", 2)
         if isinstance(error, UnicodeEncodeError):
             _end(f"{error.object!r}: has characters that {error.encoding} lacks; set PYTHONUTF8=1, or a locale of UTF-8", 2)
-        if (
-            not isinstance(error, MemoryError)
-            and type(error).__name__ != "OutOfMemoryError"
-            and not any(pattern in str(error) for pattern in _TOO_LARGE)
-        ):
+        if not out_of_memory(error):
             raise
         _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)
 

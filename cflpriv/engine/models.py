@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import InputError, near
+from ..errors import InputError, near, out_of_memory
 from ..keys import Key, check_ranges
 from ..plugins import Registry
 from ..randomness import stream
@@ -322,6 +322,8 @@ def _construct(model: Model) -> nn.Module:
     except InputError:
         raise
     except Exception as error:
+        if out_of_memory(error):  # no fault of the factory
+            raise
         raise InputError(
             f"model {model.name!r}: its factory fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ) from error
