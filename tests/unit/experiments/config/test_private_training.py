@@ -215,7 +215,7 @@ def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
         ({"privacy": {"unit": "client", "samples": 0}}, "privacy.unit = 'client': is for unit = 'sample'"),
         ({"data": {"source": "csv", "paths": ["t.csv"], "label_column": "y"}}, "data.source = 'csv': its features are of images"),
         ({"data": {"source": "ag_news", "partition": "kinds"}}, "data.source = 'ag_news': its features are of images"),
-        ({"training": {"recipe": "privte"}}, "training.recipe = 'privte': known are 'none', 'private'"),
+        ({"training": {"recipe": "privata"}}, "training.recipe = 'privata': known are 'none', 'private'"),
         ({"training": {"recipe": ["private"]}}, "training.recipe = ['private']: known are 'none', 'private'"),
     ],
 )
