@@ -19,7 +19,7 @@ from ..types import Array, check_array
 
 __all__ = [
     "Alpha", "MinimumSamples", "NoiseLabels", "NoiseProbability", "Partition", "SamplesPerClient", "SkewPercent", "TestSamplesPerClient",
-    "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "owned", "pathological",
+    "at_most", "consecutive_pairs", "dirichlet", "given", "iid", "label_skew", "owned", "pathological",
 ]  # fmt: skip
 
 Clients = Annotated[int, Key("Number of clients.", "[1, inf)", "clients")]
@@ -88,7 +88,7 @@ def iid(
         for client, part in zip(members, np.array_split(used, len(members)), strict=True):
             train[client] = np.sort(part)
     everything = np.arange(len(y_test))
-    test = tuple(_at_most(everything, test_samples_per_client, stream(seed, f"{purpose}.test", client=i)) for i in range(clients))
+    test = tuple(at_most(everything, test_samples_per_client, stream(seed, f"{purpose}.test", client=i)) for i in range(clients))
     return Partition(tuple(range(clients)), tuple(train), test, (0,) * clients)
 
 
@@ -316,7 +316,7 @@ def given(
     else:
         pools = owned(owners_test, ids)
         test = tuple(
-            _at_most(pool, test_samples_per_client, stream(seed, "data.given.test", client=i)) for i, pool in zip(ids, pools, strict=True)
+            at_most(pool, test_samples_per_client, stream(seed, "data.given.test", client=i)) for i, pool in zip(ids, pools, strict=True)
         )
         without = sum(len(pool) == 0 for pool in pools)
         notes += [f"{without} of {len(ids)} clients have no test samples"] if without else []
@@ -339,7 +339,7 @@ def _none_empty(train: Sequence[Array], clients: int, key: str) -> None:
         raise InputError(f"clients = {clients}, {key}: too few samples, client {empty[0]} would get none")
 
 
-def _at_most(pool: Array, cap: int, draws: Stream) -> Array:
+def at_most(pool: Array, cap: int, draws: Stream) -> Array:
     """`pool`, or a sorted random subset of `cap` of it; a cap of 0 is none."""
     if cap == 0 or cap >= len(pool):
         return pool
@@ -348,7 +348,7 @@ def _at_most(pool: Array, cap: int, draws: Stream) -> Array:
 
 def _subsets(train: Sequence[Array], cap: int, seed: int, purpose: str, ids: Sequence[int] = ()) -> tuple[Array, ...]:
     ids = ids or range(len(train))
-    return tuple(_at_most(own, cap, stream(seed, f"{purpose}.cap", client=i)) for i, own in zip(ids, train, strict=True))
+    return tuple(at_most(own, cap, stream(seed, f"{purpose}.cap", client=i)) for i, own in zip(ids, train, strict=True))
 
 
 def _deal(y: Array, owners: dict[int, list[int]], clients: int, seed: int, purpose: str) -> tuple[Array, ...]:
@@ -372,7 +372,7 @@ def _test_with_labels(
     for client, labels in zip(ids, label_sets, strict=True):
         if len(pools[labels]) == 0:
             raise InputError(f"client {client} holds the labels {list(labels)}, but no test sample has one of them")
-    return tuple(_at_most(pools[own], cap, stream(seed, f"{purpose}.test", client=i)) for i, own in zip(ids, label_sets, strict=True))
+    return tuple(at_most(pools[own], cap, stream(seed, f"{purpose}.test", client=i)) for i, own in zip(ids, label_sets, strict=True))
 
 
 def _dirichlet_counts(samples: int, clients: int, alpha: float, draws: Stream) -> Array:

@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
 from .columns import as_written, cell_number, moment
-from .partition import Partition
+from .partition import Partition, at_most
 
 if TYPE_CHECKING:
     from .spec import DataSpec
@@ -110,7 +110,8 @@ def in_periods(
         for period in np.unique(train[own]).tolist():
             parts = ((own[train[own] == period], "train"), (scored[test[scored] == period], "test"))
             rows, tested = (
-                _at_most(part, cap, seed, f"data.periods.{name}.{period}", client) for (part, name), cap in zip(parts, caps, strict=True)
+                at_most(part, cap, stream(seed, f"data.periods.{name}.{period}", client=client))
+                for (part, name), cap in zip(parts, caps, strict=True)
             )
             if client not in began:
                 began[client] = period
@@ -122,7 +123,3 @@ def in_periods(
         partition.groups_known,
     )  # fmt: skip
     return made, began, tuple(sorted(later, key=lambda entry: entry[:2]))
-
-
-def _at_most(rows: Array, cap: int, seed: int, purpose: str, client: int) -> Array:
-    return rows if not cap or cap >= len(rows) else np.sort(stream(seed, purpose, client=client).choice(rows, cap, replace=False))

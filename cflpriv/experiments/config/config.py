@@ -28,6 +28,7 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
 from ...data.held_out import with_held_out
+from ...data.scattering import has_features
 from ...data.tables import TABLES
 from ...data.text import TEXTS
 from ...engine.models import Model
@@ -317,8 +318,6 @@ class Config:
 
     def model_for(self, population: Population) -> Model:
         """The model that fits a population's samples. `InputError` for samples that should be features of images, and are others."""
-        from ...data.scattering import has_features  # loads SciPy, which commands that compute nothing do without
-
         if self.data.features != "none" and not has_features(population):
             raise InputError(
                 f"data.features = {self.data.features!r} with data that were not made from [data], of shape {population.shape}: give "
