@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from cflpriv.cli import app
 from cflpriv.experiments.config.config import parse_config
 
 DOCS = ROOT / "docs"
+SERVICE = ROOT / "examples" / "embedding" / "over_fastapi"
 TUTORIALS = [
     *sorted((DOCS / "tutorials").glob("*.md")),
     *(DOCS / "howto" / name for name in ("callbacks.md", "fastapi.md", "own_algorithm.md")),
@@ -106,16 +108,45 @@ def test_the_engineer_gets_sums_by_cluster(tmp_path: Path) -> None:
 def test_a_service_that_is_killed_loses_no_sum(tmp_path: Path) -> None:
     for module in ("fastapi", "uvicorn", "httpx"):
         pytest.importorskip(module, reason=f"{module} is not installed")
-    printed = run_blocks(page_of("fastapi"), tmp_path)
+    for path in SERVICE.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "run.py"],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
     shown = next(block.body for block in blocks(page_of("fastapi")) if block.language == "text")
-    assert list(dict.fromkeys(printed.splitlines())) == shown.splitlines()
+    assert list(dict.fromkeys(done.stdout.splitlines())) == shown.splitlines()
+
+
+def test_pages_quote_their_examples() -> None:
+    """Lines of code on the pages that tell how an example works are in the example, up to what the page names otherwise."""
+    quoted = [line.strip() for line in indented("own_algorithm") if "Halve" in line or "labels" in line or "values" in line]
+    text = (ROOT / "examples" / "own_clustering.py").read_text(encoding="utf-8")
+    assert len(quoted) > 5
+    assert [line for line in quoted if line not in text] == []
+    text = "".join(path.read_text(encoding="utf-8") for path in SERVICE.glob("*.py"))
+    named = set(re.findall(r"\b[A-Z]\w+(?=\()", "\n".join(indented("fastapi"))))
+    assert named == {"SumPlan", "Coordinator", "Policy", "Contribution", "DurableClient"}
+    assert all(f"{name}(" in text for name in named)
+    listed = set(re.findall(r"^\| `(\w+\.py)`", page_of("fastapi").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {*listed, "run.py"} == {path.name for path in SERVICE.glob("*.py")}
+
+
+def indented(name: str) -> list[str]:
+    """The indented lines of a page outside of fences."""
+    return [line for line in FENCE.sub("", page_of(name).read_text(encoding="utf-8")).splitlines() if line.startswith("    ")]
 
 
 def test_a_body_without_a_length_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("fastapi", "httpx"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     body = dict[str, Any]()
-    exec(next(block.body for block in blocks(page_of("fastapi")) if "async def body" in block.body), body)
+    exec((SERVICE / "parties.py").read_text(encoding="utf-8"), body)
     given = 0
 
     async def stream() -> AsyncIterator[bytes]:

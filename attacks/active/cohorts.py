@@ -1,7 +1,7 @@
 """Cohorts of the server's choice: a victim with accomplices, a cohort of two, or a victim among clients that the server invented.
 
 Checks: "the server learns the sum of each group over its survivors, at least the minimum cohort size" (aggregation/secagg.py, Guarantee);
-"as good as the roster" (docs/secure_aggregation.md, Adversaries); "a server, also one that lies, … cannot put in a member of its own"
+"as good as the roster" (docs/secure_aggregation.md, Adversaries); "a server, also one that lies, … cannot add a member"
 (docs/guarantees.md, the secret they share). The guarantee holds for fewer accomplices than a third of the *cohort*: a server that
 picks the cohort can pick all of its accomplices and one client, and that is no breach of it.
 """

@@ -5,8 +5,8 @@ with the other sign, whatever the data. So a client can be made to send any vect
 orthonormal transform its inner product with another row is that row's coordinate i.
 
 Checks: "each transform serves one epoch, sum or fold, and is applied to one value of a client" (aggregation/transformed.py, Guarantee).
-`chosen_rows` checks what is written beside it: a server that lies "may get everybody's inner product with vectors of its choice, one for
-each row that it makes another client send" (docs/guarantees.md).
+`chosen_rows` checks what is written beside it: a server that lies "gets everybody's inner product with each vector that it has another
+client send" (docs/guarantees.md).
 """
 
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 `overflow_oracle`. Parameters for which a training fails on some data only: does the client's answer tell whether it did?
 
-Checks: "whether a client has a result, its error code, its size and its shape do not depend on its data" (docs/guarantees.md, answers).
+Checks: of answers "their presence, error code, size and shape are the same for all data" (docs/guarantees.md, answers).
 Two large steps of a network with one hidden unit, which is on for samples with a coordinate above a threshold and off for all others: if it
 is on for any sample, the second step overflows. Each answer that tells so is one bit, and bisection reads the largest value.
 
