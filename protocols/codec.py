@@ -13,7 +13,9 @@ accidents, not attacks: whoever can change a message can also recompute it. What
 signed, or bound into authenticated encryption, by the protocols themselves.
 """
 
-from collections.abc import Callable
+import operator
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +23,7 @@ import msgspec
 
 from .errors import MalformedMessage
 
-__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode"]
+__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode", "increasing", "pack", "unpack"]
 
 HEADER = b"CFLP\x01"
 CHECKSUM_BYTES = 16
@@ -87,3 +89,39 @@ class Codec:
 
 _plain = Codec()
 encode, decode = _plain.encode, _plain.decode
+
+
+def increasing(items: Sequence[Any], most: int) -> None:
+    """Check that `items` increase strictly and are at most `most`.
+
+    Raises:
+        MalformedMessage: if they do not, or are more.
+    """
+    if len(items) > most or not all(map(operator.lt, items, items[1:])):
+        raise MalformedMessage
+
+
+def pack(clients: Iterable[int]) -> bytes:
+    """A set of clients as bytes: sorted, four little-endian bytes each.
+
+    Raises:
+        ValueError: for numbers that do not fit.
+    """
+    members = sorted(set(clients))
+    try:
+        return struct.pack(f"<{len(members)}I", *members)
+    except struct.error:
+        raise ValueError(f"clients: expected whole numbers from 0 to 2^32 - 1, got {members[0]} to {members[-1]}") from None
+
+
+def unpack(packed: bytes, most: int) -> tuple[int, ...]:
+    """The clients that `pack` packed, at most `most`.
+
+    Raises:
+        MalformedMessage: for bytes that `pack` did not make, or more clients.
+    """
+    if len(packed) % 4 or len(packed) > 4 * most:
+        raise MalformedMessage
+    clients = struct.unpack(f"<{len(packed) // 4}I", packed)
+    increasing(clients, most)
+    return clients

@@ -7,7 +7,6 @@ another session, epoch or list of members does not fit. Reveals: all fields exce
 
 from collections.abc import Iterable
 from hashlib import sha256
-from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -184,27 +183,16 @@ def encode(message: msgspec.Struct) -> bytes:
     return codec.encode(message)
 
 
-def ids(clients: Iterable[int]) -> bytes:
-    """A set of clients as bytes: sorted, four little-endian bytes each."""
-    return b"".join(client.to_bytes(4, "little") for client in sorted(set(clients)))
+ids = codec.pack
 
 
 def names(packed: bytes) -> tuple[int, ...]:
     """The clients that `ids` packed.
 
     Raises:
-        MalformedMessage: unless they are strictly increasing.
+        MalformedMessage: unless they are strictly increasing, and no more than a session may have.
     """
-    if len(packed) % 4:
-        raise MalformedMessage
-    clients = tuple(int.from_bytes(packed[i : i + 4], "little") for i in range(0, len(packed), 4))
-    return _increasing(clients)
-
-
-def _increasing(clients: tuple[int, ...]) -> tuple[int, ...]:
-    if any(a >= b for a, b in pairwise(clients)):
-        raise MalformedMessage
-    return clients
+    return codec.unpack(packed, _MOST_CLIENTS)
 
 
 def _well_formed(header: Header | None, confirmed: Confirmed | None) -> None:
@@ -223,7 +211,7 @@ def decode_member(data: bytes) -> MemberMessage:
     message: MemberMessage = codec.decode(data, MemberMessage, _LIMIT_BYTES)  # type: ignore[arg-type]
     if isinstance(message, Offer):
         _well_formed(message.header, None)
-        _increasing(tuple(box.client for box in message.boxes))
+        codec.increasing([box.client for box in message.boxes], _MOST_CLIENTS)
     return message
 
 
@@ -239,7 +227,7 @@ def decode_server(data: bytes) -> ServerMessage:
             names(message.terms.members)
             names(message.terms.removed)
         case Adverts():
-            _increasing(tuple(advert.client for advert in message.adverts))
+            codec.increasing([advert.client for advert in message.adverts], _MOST_CLIENTS)
         case Deliver():
             _well_formed(message.header, None)
         case Confirmed():
@@ -290,9 +278,10 @@ def make_terms(
     Raises:
         ValueError: naming the field that is wrong.
     """
-    terms = GroupTerms(session, epoch, roster.digest, ids(members), ids(removed), smallest)
-    check_terms(terms)
+    unchecked = GroupTerms(session, epoch, roster.digest, ids(members), ids(removed), smallest)
     try:
-        return codec.decode(codec.encode(terms), GroupTerms, _LIMIT_BYTES)
+        terms = codec.decode(codec.encode(unchecked), GroupTerms, _LIMIT_BYTES)
     except MalformedMessage:
         raise ValueError("terms: a field has the wrong type, length or range") from None
+    check_terms(terms)
+    return terms

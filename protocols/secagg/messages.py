@@ -7,15 +7,12 @@ message of another session, round, sum, cohort or model list does not fit. Revea
 boxes and the masked vector are readable by the server; the transport hides them from outsiders.
 """
 
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from .. import codec
-from ..errors import MalformedMessage
 from ..keys import SEAL_OVERHEAD_BYTES
 from .shamir import SHARE_BYTES
 from .terms import (
@@ -235,26 +232,16 @@ def encode(message: msgspec.Struct) -> bytes:
     return codec.encode(message)
 
 
-def ids(members: Iterable[int]) -> bytes:
-    """A set of clients as bytes: sorted, four little-endian bytes each."""
-    return b"".join(member.to_bytes(4, "little") for member in sorted(members))
+ids = codec.pack
 
 
 def names(packed: bytes) -> tuple[int, ...]:
     """The clients that `ids` packed.
 
     Raises:
-        MalformedMessage: unless they are strictly increasing.
+        MalformedMessage: unless they are strictly increasing, and no more than a session may have.
     """
-    if len(packed) % 4 or len(packed) > 4 * MOST_CLIENTS:
-        raise MalformedMessage
-    return _increasing(tuple(int.from_bytes(packed[i : i + 4], "little") for i in range(0, len(packed), 4)))
-
-
-def _increasing(members: tuple[int, ...]) -> tuple[int, ...]:
-    if any(a >= b for a, b in pairwise(members)) or len(members) > MOST_CLIENTS:
-        raise MalformedMessage
-    return members
+    return codec.unpack(packed, MOST_CLIENTS)
 
 
 def decode_client(data: bytes, vector_bytes: int = 0) -> ClientMessage:
@@ -266,14 +253,14 @@ def decode_client(data: bytes, vector_bytes: int = 0) -> ClientMessage:
     message: ClientMessage = codec.decode(data, ClientMessage, SMALL_LIMIT_BYTES + vector_bytes)  # type: ignore[arg-type]
     match message:
         case Shares():
-            _increasing(tuple(sealed.peer for sealed in message.boxes))
+            codec.increasing([sealed.peer for sealed in message.boxes], MOST_CLIENTS)
         case Complaint():
             names(message.accused)
         case Opening():
-            _increasing(tuple(opened.peer for opened in message.shares))
+            codec.increasing([opened.peer for opened in message.shares], MOST_CLIENTS)
         case Reveal():
-            _increasing(tuple(share.peer for share in message.self_shares))
-            _increasing(tuple(share.peer for share in message.key_shares))
+            codec.increasing([share.peer for share in message.self_shares], MOST_CLIENTS)
+            codec.increasing([share.peer for share in message.key_shares], MOST_CLIENTS)
     return message
 
 
@@ -286,17 +273,17 @@ def decode_server(data: bytes) -> ServerMessage:
     message: ServerMessage = codec.decode(data, ServerMessage, SMALL_LIMIT_BYTES)  # type: ignore[arg-type]
     match message:
         case Adverts():
-            _increasing(tuple(advert.client for advert in message.adverts))
+            codec.increasing([advert.client for advert in message.adverts], MOST_CLIENTS)
         case Deliver():
             names(message.members)
-            _increasing(tuple(sealed.peer for sealed in message.boxes))
+            codec.increasing([sealed.peer for sealed in message.boxes], MOST_CLIENTS)
         case Challenge():
             names(message.accusers)
         case Settle():
-            _increasing(tuple(opened.peer for opened in message.shares))
+            codec.increasing([opened.peer for opened in message.shares], MOST_CLIENTS)
         case Survivors():
             names(message.survivors)
         case Unmask():
             names(message.survivors)
-            _increasing(tuple(signed.client for signed in message.signatures))
+            codec.increasing([signed.client for signed in message.signatures], MOST_CLIENTS)
     return message

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cflpriv.protocols.codec import CHECKSUM_BYTES, HEADER, decode, encode
+from cflpriv.protocols.codec import CHECKSUM_BYTES, HEADER, decode, encode, pack, unpack
 from cflpriv.protocols.errors import MalformedMessage, ProtocolError, RemoteError
 
 
@@ -95,3 +95,24 @@ def test_header_checksum_and_type() -> None:
     for bad in (data[1:], b"CFLP\x02" + data[5:], data[:-1], data[:-1] + bytes([data[-1] ^ 1]), bytearray(data), "text", None):
         with pytest.raises(MalformedMessage):
             decode(bad, Small, 1000)  # type: ignore[arg-type]
+
+
+@given(st.sets(st.integers(0, 2**32 - 1), max_size=40))
+def test_sets_of_clients_come_back_sorted(clients: set[int]) -> None:
+    assert unpack(pack(clients), 40) == tuple(sorted(clients))
+
+
+@given(st.binary(max_size=40), st.integers(0, 12))
+def test_bytes_that_are_no_packed_set_are_malformed(packed: bytes, most: int) -> None:
+    try:
+        clients = unpack(packed, most)
+    except MalformedMessage:
+        return
+    assert len(clients) <= most
+    assert pack(clients) == packed
+
+
+@pytest.mark.parametrize("clients", [[-1, 3], [2**32]])
+def test_numbers_that_do_not_fit_are_named(clients: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"clients: expected whole numbers from 0 to 2\^32 - 1, got"):
+        pack(clients)
