@@ -1,6 +1,6 @@
-"""Whole runs, the start of the program, and rounds of many clients: processor time beside that of commit f6f9762.
+"""Whole runs, the start of the program, and rounds of many clients: processor time beside that of an earlier commit, by default f6f9762.
 
-    python -m benchmarks whole_runs [WORD ...]
+    python -m benchmarks whole_runs [WORD ...] [--old COMMIT]
 
 Every measurement is a process of its own with one intra-op thread; old and new take turns, on compiled files. Seconds are those of the
 processor: of the whole process for commands, of one round after another for rounds. A line a row: the median of old / new over the pairs,
@@ -8,6 +8,7 @@ processor: of the whole process for commands, of one round after another for rou
 rows of rounds stands how the time a client takes grows. Words choose rows; rows whose data are not in CFLPRIV_DATA are left out.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -22,7 +23,7 @@ from benchmarks.federation import OLD, ROOT, environment, memory_used, old_tree,
 
 __all__ = ["ROWS", "Row", "main", "ratios"]
 
-START = "import cflpriv.cli, cflpriv.experiments.run.run; from cflpriv.experiments import load_config"
+START = "import cflpriv.cli; from cflpriv.experiments import load_config, run_experiment"
 
 AUDIT = """
 import json, time
@@ -88,8 +89,7 @@ def one_round(clients: int) -> dict[str, float]:
     """A round of FedAvg after one: an MLP of 2410 parameters, 16 samples a client, nobody evaluated."""
     import numpy as np
 
-    from cflpriv.experiments.config.config import parse_config
-    from cflpriv.experiments.run.run import advance, start
+    from cflpriv.experiments import advance, parse_config, start
     from cflpriv.types import ClientData, Population
 
     rng = np.random.default_rng(0)
@@ -145,23 +145,28 @@ def measured(name: str, old: Path) -> dict[str, Any]:
 
 def main(words: Sequence[str]) -> int:
     """Print the rows that `words` choose. Exit code 2 if there is none, 1 without the old commit."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks whole_runs")
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--old", default=OLD, metavar="COMMIT")
+    options = parser.parse_args(words)
+    words = options.words
     names = [name for name in ROWS if not words or any(word.lower() in name.lower() for word in words)]
     if not names:
         print(f"no row holds {' or '.join(words)}; available: {'; '.join(ROWS)}")
         return 2
-    print(f"{'against ' + OLD:<32} {'old/new':>8} {'low':>6} {'high':>6} {'asked':>6}  old, new: seconds; MiB", flush=True)
+    print(f"{'against ' + options.old:<40} {'old/new':>8} {'low':>6} {'high':>6} {'asked':>6}  old, new: seconds; MiB", flush=True)
     each: dict[int, float] = {}
     try:
-        with old_tree() as old:
+        with old_tree(options.old) as old:
             for name in names:
                 if ROWS[name].needs and not Path(os.environ.get("CFLPRIV_DATA", "data"), ROWS[name].needs).is_dir():
-                    print(f"{name:<32} skipped: {ROWS[name].needs} is not in CFLPRIV_DATA", flush=True)
+                    print(f"{name:<40} skipped: {ROWS[name].needs} is not in CFLPRIV_DATA", flush=True)
                     continue
                 row = measured(name, old)
                 each[ROWS[name].clients] = row["new_seconds"] / max(ROWS[name].clients, 1)
                 figures = f"{row['ratio']:>8.2f} {row['low']:>6.2f} {row['high']:>6.2f} {row['asked']:>6.1f}"
                 seconds = f"{row['old_seconds']:.2f}, {row['new_seconds']:.2f}; {row['old_peak']:.0f}, {row['new_peak']:.0f}"
-                print(f"{name:<32} {figures}  {seconds}", flush=True)
+                print(f"{name:<40} {figures}  {seconds}", flush=True)
     except LookupError as error:
         print(error)
         return 1
