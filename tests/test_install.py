@@ -200,3 +200,19 @@ def test_install_lines_ask_the_default_index_for_what_is_there() -> None:
     assert len(lines) > 10
     for line in lines:
         assert not re.search(r"\+\w+", line), line
+
+
+def test_one_version_is_stated_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+) \((\d{4}-\d{2}-\d{2})\)$", changes, re.MULTILINE)
+    assert newest is not None
+    assert re.search(r"^version: (\S+)$", citation, re.MULTILINE)[1] == newest[1] == PROJECT["version"]  # type: ignore[index]
+    assert re.search(r"^date-released: (\S+)$", citation, re.MULTILINE)[1] == newest[2]  # type: ignore[index]
+
+
+def test_the_workflow_that_publishes_gives_the_right_to_publish_to_one_job() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text(encoding="utf-8"))["jobs"]
+    assert [name for name, job in jobs.items() if "id-token" in job["permissions"]] == ["publish"]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
