@@ -611,7 +611,7 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
     for key in values:
         if key not in keys:
             raise unknown_key(section, key, values[key], near(key, keys))
-    tables = {key: _tables(f"{section}.{key}", kind, key, value) for key, value in values.items()}
+    tables = {key: _tables(f"{section}.{key}", model.model_fields[key].annotation, value) for key, value in values.items()}
     try:
         parsed = model(**{key: tuples(value) for key, value in tables.items()})
     except ValidationError as error:
@@ -625,9 +625,9 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
     return {key: getattr(parsed, key) for key in keys}
 
 
-def _tables(section: str, kind: Callable[..., Any], key: str, value: Any) -> Any:
-    """The value of a key; if it is a list of tables, such as `[[data.columns]]`, each as the dataclass that declares its keys."""
-    inner: Any = next(iter(get_args(get_type_hints(kind).get(key))), None)
+def _tables(section: str, hint: Any, value: Any) -> Any:
+    """The value of a key of type `hint`; if it is a list of tables, such as `[[data.columns]]`, each as the dataclass that declares its keys."""
+    inner: Any = next(iter(get_args(hint)), None)
     if not (isinstance(inner, type) and is_dataclass(inner) and isinstance(value, list | tuple)):
         return value
     if not all(isinstance(item, Mapping | inner) for item in value):
