@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
@@ -49,6 +50,18 @@ def _a_module_leaves_no_memory(request: pytest.FixtureRequest) -> Iterator[None]
             one.cache_clear()
     with suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_module_leaves_no_plugin() -> Iterator[None]:
+    """What a module's tests register is taken back after them: a later module lists and counts what is registered."""
+    if "cflpriv.algorithms" not in sys.modules:  # the protocols alone, which are tested without importing more
+        yield
+        return
+    from registries import new_process
+
+    with new_process():
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from command_line import in_process
 from loopback import remote
+from registries import new_process
 from scenes import federation, population, training
 
-from cflpriv import plugins
-from cflpriv.algorithms.interface import ALGORITHMS, FUNCTIONS, STATES, TASKS, AlgorithmSpec, register_algorithm
+from cflpriv.algorithms.interface import ALGORITHMS, AlgorithmSpec, register_algorithm
 from cflpriv.attacks import ATTACKS
-from cflpriv.contract.protection import PROTECTIONS, Protection
+from cflpriv.contract.protection import Protection
 from cflpriv.data.named import LOADERS
 from cflpriv.data.population import DATASETS, register_dataset
 from cflpriv.engine.models import MODELS, Model, register_model
@@ -179,29 +179,6 @@ insecure_test_entropy = true
 
 class Stop(BaseException):
     """Ends a run where nothing catches it."""
-
-
-REGISTRIES: list[dict[str, Any]] = [ALGORITHMS, TASKS, FUNCTIONS, STATES, MODELS, LOADERS, DATASETS, ATTACKS, PROTECTIONS, plugins._loaded]
-PROTECTIONS.ready()
-BEFORE = [dict(one) for one in REGISTRIES]
-
-
-@contextmanager
-def new_process() -> Iterator[None]:
-    """Inside, no more is registered than in a new process; afterwards, too."""
-    _forget()
-    try:
-        yield
-    finally:
-        _forget()
-
-
-def _forget() -> None:
-    for one, entries in zip(REGISTRIES, BEFORE, strict=True):
-        one.clear()
-        one.update(entries)
-    for name in [name for name in sys.modules if name.startswith("cflpriv_plugin_")]:
-        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -73,6 +73,7 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 # --- an unprotected twin that diverges
 
 
+@pytest.mark.slow
 def test_without_a_twin_the_audit_names_it_and_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin neither clips nor adds noise, so that it may diverge where its run does not; here it has too large a learning rate."""
     opened, said = fresh_runs._opened, list[str]()

@@ -64,6 +64,7 @@ def test_secure_sums_are_no_remedy_for_models_that_members_are_sent(tmp_path: Pa
     assert not any("secagg" in change for change in accepted(settings_file(tmp_path, "fedfomo"))["label_inference"].changes)
 
 
+@pytest.mark.slow
 def test_remedies_are_measured(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_experiment(load_config(settings_file(tmp_path)), folder)

@@ -79,6 +79,7 @@ def test_protections_do_not_change_what_is_learned(protection: dict[str, Any]) -
     assert protected["r2"] == pytest.approx(plain["r2"], abs=1e-2)
 
 
+@pytest.mark.slow
 def test_groups_with_other_slopes_need_clusters() -> None:
     """The true function is linear, so a right model has an error near the noise, .02 of the range's half."""
     population = sloped_clients(clients=12, samples=100)
@@ -144,6 +145,7 @@ def test_a_client_without_test_samples_has_no_error() -> None:
     assert set(result) == set(Evaluate(model).parts)
 
 
+@pytest.mark.slow
 def test_private_training_with_the_rules_values_learns() -> None:
     privacy = {"unit": "sample", "epsilon": 8.0, "delta": 1e-5, "samples": 200}
     plain = {**TREE, "data": {**TREE["data"], "clients": 20}, "training": {"weights": "equal"}, "privacy": privacy}

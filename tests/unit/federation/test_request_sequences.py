@@ -87,7 +87,7 @@ def test_the_model_sees_what_a_combination_of_sums_shows() -> None:
     assert isolating([whole, {(client, 1): 1.0 for client in range(1, 5)}]) == ()
 
 
-@pytest.mark.parametrize("seed", range(0, 300, 50))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow if seed >= 100 else ()) for seed in range(0, 300, 50)])
 def test_clients_answer_no_sequence_that_shows_fewer_than_a_cohort(seed: int) -> None:
     for each in range(seed, seed + 50):
         play(each)

@@ -539,7 +539,9 @@ def test_a_model_that_takes_no_single_sample_has_no_private_choice() -> None:
         task.run(input_with_secret(client(), {"model": [model.init(0), model.init(1)]}))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet9" else ()) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("resnet9", "femnist_cnn") else ()) for name in MODELS]
+)
 def test_models_of_known_layers_are_passed_in_blocks(name: str) -> None:
     """Private choices of all but the text model need no loop over single samples."""
     import torch

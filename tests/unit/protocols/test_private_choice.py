@@ -241,6 +241,7 @@ def test_the_largest_of_gaussian_releases_is_as_private_as_the_price_says(runs: 
 # --- the price ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_price_is_that_of_the_dearest_candidate_at_each_order() -> None:
     runs = runs_of("geometric", 5.0)
     cheap, dear = [plain(4.0)], [plain(2.0)]
@@ -254,6 +255,7 @@ def test_the_price_is_that_of_the_dearest_candidate_at_each_order() -> None:
     assert more[0] > epsilon_of(dear, 1e-5)
 
 
+@pytest.mark.slow
 def test_sampled_steps_under_replacement_have_a_price_for_every_number_of_runs() -> None:
     steps = [SampledGaussianEvent(1.5, 0.1, 20, 1.0, "replace_one")]
     alone, exchanged = epsilon_of(steps, 1e-5), epsilon_of_renyi(*renyi_of(steps), 1e-5)

@@ -49,7 +49,9 @@ def test_randomised_response_is_exactly_as_private_as_it_says(choices: int, epsi
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "choice" else ()) for name in ALL_GAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("choice", "scores", "total") else ()) for name in ALL_GAMES]
+)
 def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could(name: str) -> None:
     # error rate of the first line: 5 % each by the bound's own confidence if the game told all that ε allows; these draws are fixed
     for relation in RELATIONS:
@@ -58,7 +60,10 @@ def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could
         assert audited_game(name, quiet(event), 1, event).epsilon > 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in GAMES if name not in ("choice", "response")])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "scores" else ()) for name in GAMES if name not in ("choice", "response")],
+)
 def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a_third_of_the_noise(monkeypatch)
     result = audited_game(name, event_of(name, 2.0, "add_remove"), 0)

@@ -144,7 +144,7 @@ def test_a_batch_is_its_gradient(seed: int, count: int, scale: float) -> None:
     assert sorted(apart.argmin(axis=1)) == list(range(count))
 
 
-@pytest.mark.parametrize(("count", "hidden"), [(12, 200), (16, 200), (20, 256)])
+@pytest.mark.parametrize(("count", "hidden"), [(12, 200), (16, 200), pytest.param(20, 256, marks=pytest.mark.slow)])
 def test_a_large_batch_of_images_is_its_gradient_at_float32(count: int, hidden: int) -> None:
     """Digits of ten labels, so that samples of a batch share labels; the gradient is PyTorch's in single precision."""
     digits = load_digits()

@@ -99,6 +99,7 @@ def test_where_there_are_no_spans() -> None:
     assert not has_attention(Model("mlp", (LENGTH,), 3, hidden=8))
 
 
+@pytest.mark.slow
 def test_an_audit_reads_the_texts_of_a_transformer(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 

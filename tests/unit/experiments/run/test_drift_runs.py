@@ -135,6 +135,7 @@ def notes_of_each_round(monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]) 
     monkeypatch.setitem(ALGORITHMS, "fedavg", replace(spec, make=noting))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_its_clients_left_is_named_because_it_trains_no_more(tmp_path: Path) -> None:
     drift = [{"round": 2, "clients": list(range(3, 33, 2))[:15], "group": 0}]
     config = configured(
