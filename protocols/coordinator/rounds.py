@@ -347,7 +347,7 @@ class SumRounds:
         terms = attempt.opened.terms if attempt is not None else done.terms if done is not None else None
         assert terms is not None
         upload = m.decode_upload(message.upload, terms)
-        digest = m.signed_digest(upload)
+        digest = m.signed_digest(terms, upload)
         digests = attempt.digests if attempt is not None else dict(done.digests) if done is not None else {}
         before = digests.get(upload.client)
         if before is not None:
