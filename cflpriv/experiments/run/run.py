@@ -244,7 +244,8 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     if private is not None and private.noise.training and due(run.federation.round, run.config.training.rounds):
         epochs, share = run.config.training.epochs, run.config.training.participation
         of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
-        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share, run.config.training.augment)
+        views, sets = run.config.training.augment, run.config.protection.helper_sets
+        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share, views, sets)
     if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
         scores["choice_ari"] = ari([run.truth[clients[i]] for i in known], [choices[i] for i in known])
     return {**scores, "per_client": per_client}
