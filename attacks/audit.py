@@ -33,7 +33,7 @@ from ..experiments.run.loop import device_of
 from ..experiments.run.resume import locked
 from ..experiments.run.run import estimate_record_bytes, population_digest
 from ..experiments.run.workers import ended, processes_for
-from ..files import write_atomically, write_packed
+from ..files import PRIVATE, write_atomically, write_packed
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, read_bytes, read_json, read_text
 from ..types import Population
 from . import ATTACKS
@@ -399,7 +399,7 @@ class _Kept:
         self.readers = cache(readers)
         self.remedies, self.about, self.measured = remedies, about, list[Measured]()
         try:
-            (folder / "audit").mkdir(exist_ok=True)
+            (folder / "audit").mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise InputError(f"{folder / 'audit'}: cannot be written ({error.strerror})") from None
         self.cells: dict[str, list[Cell]] = {}
@@ -440,7 +440,7 @@ class _Kept:
 
     def _write(self, name: str, text: str) -> None:
         try:
-            write_atomically(self.folder / name, text)
+            write_atomically(self.folder / name, text, PRIVATE)
             record_digests(self.folder, OF_AUDITS)
         except OSError as error:
             raise InputError(f"{self.folder / name}: cannot be written ({error.strerror})") from None

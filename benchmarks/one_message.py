@@ -1,11 +1,12 @@
 """Sums in one message against pairwise sums: processor time of all parties, and bytes of a client.
 
     python -m benchmarks one_message               # n = 100, d = 10^5 and n = 1,000, d = 10^4; the active sum of 1,000 takes minutes
-    python -m benchmarks one_message 100x100000    # these sizes only; "passive" and "active" select what is beside
+    python -m benchmarks one_message 100x100000    # these sizes only; "passive", "active" and "flower" select what is beside
 
-All parties run in this process, each sum over real bytes, 32 bits, nobody drops out, four helpers of which one may collude. A row is the
-median of paired runs, one after the other in turn. Each party pays for its own checks: the memory of good signatures, which parties of
-one process would share, is off. A goal is met if the ratio of the paired run is at least as large in the median.
+All parties run in this process, each sum over real bytes, 32 bits, nobody drops out, four helpers of which one may collude. "flower" is
+SecAgg+ of Flower (`flower_sums`). A row is the median of paired runs, one after the other in turn. Each party pays for its own checks: the
+memory of good signatures, which parties of one process would share, is off. A goal is met if the ratio of the paired run is at least as
+large in the median.
 """
 
 import resource
@@ -20,6 +21,8 @@ import numpy as np
 
 from cflpriv.protocols import keys, one_message, secagg
 from cflpriv.protocols.keys import Identity, Roster
+
+from .flower_sums import secagg_plus
 
 __all__ = ["Parties", "main"]
 
@@ -72,6 +75,10 @@ class Parties:
         self._check(outcome.sum)
         return spent, outcome.upload_bytes / self.n
 
+    def flower(self) -> tuple[float, float]:
+        """The same of a sum by Flower."""
+        return secagg_plus(self.n, self.values)
+
     def _check(self, total: Any) -> None:
         step = 1.0 / total.terms.levels
         if float(np.abs(total.mean() - self.values).max()) > step:
@@ -100,7 +107,7 @@ def main(words: Sequence[str]) -> int:
 
 def _table(words: Sequence[str]) -> int:
     sizes = [tuple(int(part) for part in word.split("x")) for word in words if "x" in word and word[0].isdigit()]
-    modes = [word for word in words if word in ("passive", "active")] or ["passive", "active"]
+    modes = [word for word in words if word in ("passive", "active", "flower")] or ["passive", "active"]
     missed = 0
     print(
         f"{'n':>6} {'d':>9} {'beside':>8} {'ours s':>8} {'theirs s':>9} {'ratio':>6} {'goal':>5} {'bytes':>10} {'theirs':>10} {'ratio':>6}"
@@ -108,7 +115,8 @@ def _table(words: Sequence[str]) -> int:
     for n, d in sizes or [(100, 100_000), (1000, 10_000)]:
         parties = Parties(n, d)
         for mode in modes:
-            rows = paired(parties.one_message, partial(parties.pairwise, mode), PAIRS.get(n, 1))
+            theirs_sum = parties.flower if mode == "flower" else partial(parties.pairwise, mode)
+            rows = paired(parties.one_message, theirs_sum, PAIRS.get(n, 1))
             ratio = statistics.median(theirs / ours for ours, _, theirs, _ in rows)
             ours, sent, theirs, received = (statistics.median(column) for column in zip(*rows, strict=True))
             goal = GOALS.get((n, d, mode))

@@ -18,7 +18,11 @@ from .errors import InputError
 from .protocols.bounded_files import in_place
 from .streams import encode_readably
 
-__all__ = ["append", "copy_examples", "sync_folder", "toml_text", "write_arrays", "write_atomically", "write_packed"]
+__all__ = ["PRIVATE", "append", "copy_examples", "sync_folder", "toml_text", "write_arrays", "write_atomically", "write_packed"]
+
+PRIVATE, READABLE = 0o600, 0o644
+"""Who may read a file: its owner alone, where it has secrets, updates, or what was made of them; or everybody on the machine. A folder of
+private files is made with the mode 0o700."""
 
 # the names of the safetensors format
 _DTYPES = {
@@ -27,10 +31,10 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = READABLE) -> None:
     """Write a file atomically: a reader sees the old or the new content, never a part. Raises OSError."""
     data = encode_readably(content) if isinstance(content, str) else content
-    _replace(path, lambda out: out.write(data), 0o644)
+    _replace(path, lambda out: out.write(data), mode)
 
 
 def toml_text(tree: Mapping[str, Any]) -> str:
@@ -58,13 +62,13 @@ def _strings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def write_packed(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays, by name, as an npz file, whole or not at all. Raises OSError."""
+    """Write arrays, by name, as a private npz file, whole or not at all. Raises OSError."""
     packed = BytesIO()
     np.savez(packed, allow_pickle=False, **arrays)
-    write_atomically(path, packed.getvalue())
+    write_atomically(path, packed.getvalue(), PRIVATE)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = 0o644) -> tuple[str, int]:
+def write_arrays(path: Path, arrays: Mapping[str, Any], mode: int = PRIVATE) -> tuple[str, int]:
     """Write arrays, by name, as safetensors, whole or not at all; the file's BLAKE2b digest and its size in bytes.
 
     Values made on demand are made one at a time, so memory never holds two of them. Raises OSError.
@@ -112,11 +116,12 @@ def _replace(path: Path, write: Any, mode: int) -> None:
     sync_folder(path.parent)
 
 
-def append(path: Path, text: str) -> None:
-    """Add to a file and see it onto the disk. If writing fails, the file is truncated to its earlier size and OSError is raised."""
+def append(path: Path, text: str, mode: int = READABLE) -> None:
+    """Add to a file, or make one with this mode, and see it onto the disk. If writing fails, the file is truncated to its earlier size and
+    OSError is raised."""
     data = encode_readably(text)
     try:
-        with open(path, "ab", buffering=0, opener=in_place) as out:
+        with open(path, "ab", buffering=0, opener=lambda name, flags: in_place(name, flags, mode)) as out:
             status = os.fstat(out.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, not a file", str(path))

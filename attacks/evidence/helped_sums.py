@@ -3,14 +3,16 @@
 Source: `protocols.one_message.server`, its last step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 
 from ...contract.transcript import Message
-from ...protocols.errors import MalformedMessage
+from ...protocols.errors import MalformedMessage, RemoteError
 from ...protocols.one_message import HelpedTerms, Sum, seed_sets
+from ...protocols.one_message.blocks import counts_of, in_order, large, opened_places
 from ...protocols.one_message.messages import (
     HelpedInvite,
     MaskedUpload,
@@ -23,6 +25,7 @@ from ...protocols.one_message.messages import (
     names,
 )
 from ...protocols.secagg.vectors import unwrap
+from ...types import Array
 
 __all__ = ["KINDS", "HelpedParts", "invited"]
 
@@ -41,7 +44,7 @@ def invited(message: Message, row: bytes) -> "HelpedParts | None":
 
 @dataclass
 class HelpedParts:
-    """What was recorded of one sum: masked vectors by client, the set, and masks by their group of seeds."""
+    """What was recorded of one sum: masked vectors by client, the set, and masks by their group of seeds, also those of counts."""
 
     round: int
     label: int
@@ -50,6 +53,8 @@ class HelpedParts:
     members: tuple[int, ...] = ()
     asked: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     masks: dict[tuple[int, ...], dict[bytes, bytes]] = field(default_factory=dict)
+    counted: dict[tuple[int, ...], dict[bytes, bytes]] = field(default_factory=dict)
+    counting: bool = False
 
     def add(self, message: Message, row: bytes) -> None:
         """Take a recorded message of this sum; any other changes nothing."""
@@ -63,27 +68,43 @@ class HelpedParts:
                     ask = decode_to_helper(row)
                     if isinstance(ask, OpenSet):
                         self.members, self.asked[helper] = names(ask.members), ask.send
+                        self.counting = bool(ask.terms.clusters) and not ask.counted
                 case _:
                     answer = decode_from_helper(row, self.terms)
                     if isinstance(answer, OpenedMasks) and helper in self.asked:
                         for group, mask in zip(self.asked[helper], answer.masks, strict=False):
-                            self.masks.setdefault(group, {})[sha256(mask).digest()] = mask
+                            kept = self.counted if self.counting else self.masks
+                            kept.setdefault(group, {})[sha256(mask).digest()] = mask
         except MalformedMessage:
             pass
 
     def total(self) -> Sum[HelpedTerms] | None:
         """The sum; None where its messages do not determine one, or helpers sent different masks."""
         terms, dtype = self.terms, "<u2" if self.terms.bits == 16 else "<u4"
-        left = set(range(len(seed_sets(terms.helpers, terms.colluding))))
         if not self.members or not set(self.members) <= set(self.vectors):
             return None
-        total = np.sum([np.frombuffer(self.vectors[client], dtype) for client in self.members], axis=0, dtype=dtype)
-        for group, several in self.masks.items():
-            if not set(group) <= left or len(several) != 1:
-                return None
-            total = total - np.frombuffer(next(iter(several.values())), dtype)
-            left -= set(group)
+        masked = np.sum([np.frombuffer(self.vectors[client], dtype) for client in self.members], axis=0, dtype=dtype)
+        parts, total = [(np.arange(len(masked)), self.masks)], np.zeros_like(masked)
         try:
-            return None if left else Sum(terms, self.members, unwrap(total, terms.bits))
-        except ValueError:
+            if terms.clusters:
+                counts = self._less(masked[: terms.clusters], self.counted)
+                opened = large(terms, counts_of(terms, counts, len(self.members)))
+                parts = [(np.arange(terms.clusters), self.counted), (opened_places(terms, opened), self.masks)]
+            for places, masks in parts:
+                total[places] = self._less(masked[places], masks)
+            return Sum(terms, self.members, in_order(terms, unwrap(total, terms.bits)))
+        except (ValueError, RemoteError):
             return None
+
+    def _less(self, masked: Array, masks: Mapping[tuple[int, ...], Mapping[bytes, bytes]]) -> Array:
+        """A sum less the masks of each seed. Raises `ValueError` where these are not determined."""
+        left = set(range(len(seed_sets(self.terms.helpers, self.terms.colluding))))
+        for group, several in masks.items():
+            if set(group) <= left and len(several) == 1:
+                masked = masked - np.frombuffer(next(iter(several.values())), masked.dtype)
+                left -= set(group)
+            elif set(group) & left:
+                raise ValueError("masks: more than one answer for a seed")
+        if left:
+            raise ValueError("masks: some are missing")
+        return masked

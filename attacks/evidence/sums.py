@@ -25,6 +25,7 @@ import numpy as np
 
 from ...contract.transcript import Message
 from ...protocols.errors import MalformedMessage
+from ...protocols.one_message import HelpedTerms
 from ...protocols.secagg.messages import Adverts, Terms, Unmask, decode_server, names
 from ...types import Array
 from ..adversary import INITIAL, AdversaryView, opened_rows
@@ -35,7 +36,8 @@ __all__ = ["CohortSum", "Sizes", "means_in", "means_of_parts_in", "models_sent",
 
 BUCKET = "bucket mean"
 SUMS = ("update", "blind update", "secagg Masked", "helped Upload", BUCKET)
-TERMS = "secagg Adverts"
+TERMS, INVITE = "secagg Adverts", "helped Invite"
+"""The messages with the terms of a sum."""
 SURVIVORS = "secagg Unmask"
 """The last message of a secure sum to its members: who is in it."""
 
@@ -148,7 +150,20 @@ def oblivious_sizes(view: AdversaryView) -> list[Sizes]:
             if sorted(message.clients) in (cohort, sorted(2 * cohort)):  # twice: as earlier versions recorded counts and blocks together
                 sizes.append(Sizes(message.round, tuple(cohort), {int(label): int(count) for label, count in terms.blocks}))
             terms = None
-    return sizes
+    return sizes + _sizes_by_helpers(view)
+
+
+def _sizes_by_helpers(view: AdversaryView) -> list[Sizes]:
+    """Those of sums in one message, whose members and counts are those of the sum itself."""
+    if not any(message.kind == "helped Open" and "group" not in message.context for message in view.messages):
+        return []
+    return [
+        Sizes(opened.round, opened.sum.survivors, {
+            cluster: size for cluster, _ in opened.sum.terms.blocks if (size := int(opened.sum.weight(cluster))) >= opened.sum.terms.minimum
+        })
+        for opened in opened_sums(view, wanted=lambda terms: isinstance(terms, HelpedTerms) and terms.clusters > 0)
+        if isinstance(opened.sum.terms, HelpedTerms)
+    ]  # fmt: skip
 
 
 def _terms(message: Message) -> Terms | None:
@@ -211,7 +226,7 @@ def _since_the_start(view: AdversaryView) -> list[CohortSum]:
 def _walked(view: AdversaryView) -> list[CohortSum]:
     """All sums in order, as the traffic tells them."""
     whole = view.is_server
-    hidden = not whole or any("group" not in message.context for message in view.select("mean", TERMS))
+    hidden = not whole or any("group" not in message.context for kind in (TERMS, INVITE) for message in view.select("mean", kind))
     sums: list[CohortSum] = []
     pending: dict[tuple[str, int, str], tuple[int, Array]] = {}  # task, which call of it in the round, model -> place in `sums`, start
     numbers: dict[int, int] = {}  # which model a client was sent last

@@ -34,7 +34,7 @@ def _cohorts(case: Case, view: AdversaryView) -> dict[tuple[int, int], tuple[int
     """
     record = case.reference if view is case.reference else case.record or case.view
     known: dict[tuple[int, int], tuple[int, ...]] = {}
-    hidden = bool(oblivious_sizes(record)) or record.protection.sum == "secagg-oblivious"
+    hidden = bool(oblivious_sizes(record)) or record.protection.sums.oblivious
     if hidden and case.prior.private:
         return {}
     for sum_ in sums_in(case.reference if hidden else record):

@@ -93,7 +93,7 @@ def audit_updates(
 def write_audit(folder: Path, system: System, outputs: Mapping[str, AttackOutput], doubts: Mapping[str, str], model: str) -> list[Cell]:
     """Write audit.json, and audit/ with what was recovered, into a folder; the figures. `model` says which model the auditor had."""
     cells = list[Cell]()
-    (folder / "audit").mkdir(exist_ok=True)
+    (folder / "audit").mkdir(exist_ok=True, mode=0o700)
     for name, (made, arrays) in outputs.items():
         file = None if arrays is None else f"{name}_server.npz"
         if arrays is not None and file is not None:

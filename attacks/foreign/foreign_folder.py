@@ -81,7 +81,7 @@ def save_updates(
             _save(folder / "truth" / f"client-{client}.npz", truth)
     for number, states_of_round in rounds.items():
         inside = folder / f"round-{number:04d}"
-        inside.mkdir(parents=True, exist_ok=True)
+        inside.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = [state for state, _ in states_of_round.values()]
         together = len(states_of_round) > 1 and all(_same(before[0], state) for state in before)
         if together:
@@ -103,7 +103,7 @@ def _same(states: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_packed(path, arrays)
 
 

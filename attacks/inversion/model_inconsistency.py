@@ -149,7 +149,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     why = ""
     if case.view.adversary != "active-server":
         why = "not attempted: only an active server can do this (--adversary active-server)"
-    elif config is not None and config.protection.sum == "secagg-oblivious":
+    elif config is not None and config.protection.sums.oblivious:
         why = "not attempted: sums that list several models"
     elif config is None or config.protection.sum != "secagg":
         why = "no secure sum over clients of one model: single updates reach the server"

@@ -4,6 +4,7 @@
     transformed   under a transform that the clients share and the server lacks
     secagg        secure aggregation, one sum a group
     oblivious     secure aggregation over blocks: who is in which group stays with the clients
+    hidden        the same in one message over blocks
     helped        secure aggregation in one message; `sum_helper`: the parties that unmask, `helped_sums`: the server's runs
     ckks          encrypted inner products; `key_holder`: the third party that decrypts
     shares        inner products of shared vectors; `share_holders`: several parties of which no minority reads anything
@@ -90,7 +91,12 @@ for _of, _name, _module, _reveals, _properties in (
     (
         "sum", "one_message", "helped",
         "secure aggregation in one message: helpers unmask the sum of each group of clients, and the server sees it, and who is in it",
-        {"secure": True, "helped": True},
+        {"secure": True, "helped": True, "robust": True},
+    ),
+    (
+        "sum", "one_message-oblivious", "hidden",
+        "secure aggregation in one message over blocks: clients choose their group (IFCA), server and helpers see sizes, the server sums",
+        {"secure": True, "helped": True, "oblivious": True},
     ),
 ):  # fmt: skip
     _registered(_of, _name, _module, _reveals, **_properties)

@@ -17,7 +17,8 @@ from ..protocols.errors import HelpersFailed, RemoteError, SumFailed, TooFewClie
 from ..protocols.one_message import HelpedServer, HelpedTerms, Sum, make_terms
 from ..protocols.one_message.messages import announcement_of
 from ..protocols.secagg import Slot, largest_ratio
-from .secure_sums import SendMessages
+from ..protocols.shared_noise import HELPER_STEPS
+from .secure_sums import OBLIVIOUS, SendMessages
 from .spoilers import SumRuns
 
 __all__ = ["HelpedSums"]
@@ -27,11 +28,15 @@ Ended = Sum[HelpedTerms] | TooFewClients
 
 @dataclass
 class HelpedSums(SumRuns[HelpedTerms]):
-    """What a server keeps between sums: the helpers' keys of the current round, the slots in use, and who was asked under which terms."""
+    """What a server keeps between sums: the helpers' keys of the current round, the slots in use, and who was asked under which terms.
+
+    `listed`: whether terms name the clients that may be members.
+    """
 
     registry: ClientRegistry | None = None
     colluding: int = 1
     cohort_change: int = 0
+    listed: bool = False
     announced: dict[int, bytes] = field(default_factory=dict)
     of_round: int = -1
     used: dict[Slot, int] = field(default_factory=dict)
@@ -39,9 +44,11 @@ class HelpedSums(SumRuns[HelpedTerms]):
 
     def terms(
         self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None,
-        spread: float = 1.0, earlier: HelpedTerms | None = None,
+        spread: float = 1.0, earlier: HelpedTerms | None = None, clusters: int = 0,
     ) -> HelpedTerms:  # fmt: skip
         """The terms of one group's sum, in the next slot from `slot` on. `earlier` as in `SecureSums.terms`; nothing is `following`.
+
+        `clusters`: the blocks that clients choose from. All weigh equally then.
 
         Raises `TooUnequal` for values that weigh clients too differently inside themselves (`spread`).
         """
@@ -51,13 +58,14 @@ class HelpedSums(SumRuns[HelpedTerms]):
         before = earlier if earlier is None or n <= earlier.maximum else None
         place = self.used[slot] = self.used.get(slot, -1) + 1
         smallest = self.smallest(n, spread, before, 0 if before is None else before.maximum)
+        least = 1.0 if clusters else None if before is None else before.least_weight
         try:
             terms = make_terms(
                 session=self.session, slot=(slot[0], slot[1] + place), roster=self.roster, colluding=self.colluding, announced=announced,
                 clients=n, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
-                levels=None if before is None else before.levels, weight_limit=weight_limit,
-                least_weight=None if before is None else before.least_weight, spread=spread, min_cohort=smallest,
-                effective=self.min_cohort, cohort_change=self.cohort_change,
+                levels=None if before is None else before.levels, weight_limit=1.0 if clusters else weight_limit, least_weight=least,
+                spread=spread, min_cohort=smallest, effective=self.min_cohort, cohort_change=self.cohort_change,
+                cohort=cohort if self.listed else (), clusters=clusters, noise=HELPER_STEPS[self.settings.bits] if self.noised else 0,
             )  # fmt: skip
         except TooFewClients:
             raise
@@ -152,7 +160,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
             source, target = ("clients", "server") if up else ("server", "clients")
             readers = ("server",) if up else ("server", "clients")
             payload = [{"bytes": np.frombuffer(messages[client], np.uint8)} for client in messages]
-            context = {"slot": list(server.terms.slot), "group": label}
+            context = {"slot": list(server.terms.slot)} | ({} if label == OBLIVIOUS else {"group": label})
             record(f"helped {kind}", source, target, list(messages), payload, readers=readers, context=context)
 
     def _ask(
@@ -184,7 +192,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
     ) -> None:  # fmt: skip
         source, target = ("key-holder", "server") if up else ("server", "key-holder")
         for helper, message in messages.items():
-            context = {"slot": list(server.terms.slot), "group": label, "holder": helper}
+            context = {"slot": list(server.terms.slot), "holder": helper} | ({} if label == OBLIVIOUS else {"group": label})
             payload = {"bytes": np.frombuffer(message, np.uint8)}
             record(f"helped {kind}", source, target, (), payload, readers=("server", "key-holder"), context=context)
 
@@ -196,6 +204,8 @@ class HelpedSums(SumRuns[HelpedTerms]):
         try:
             return step()
         except TooFewClients as error:
+            if server.stage != "collecting":  # its set is signed
+                self.unopened.add(server.terms.round)
             ended[label] = error
         except SumFailed as error:
             self.unopened.add(server.terms.round)

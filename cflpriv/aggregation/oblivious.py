@@ -18,7 +18,7 @@ import numpy as np
 from ..contract.calls import Recorder, SumCall
 from ..contract.handles import GroupMean
 from ..federation import messages as m
-from ..federation.protections import Asked
+from ..federation.protections import Asked, ClientParts
 from ..protocols import secagg
 from ..protocols.errors import RemoteError, SumFailed, TooFewClients
 from ..protocols.secagg import counts_of
@@ -26,7 +26,16 @@ from . import secagg as by_group
 from .secagg import group_mean
 from .secure_sums import ATTEMPTS
 
-__all__ = ["ObliviousClientSum", "ObliviousServerSum"]
+__all__ = ["ObliviousClientSum", "ObliviousServerSum", "chosen_blocks"]
+
+
+def chosen_blocks(parts: ClientParts, ask: m.SumStep) -> tuple[int, ...]:
+    """The groups that the client counts towards, by its own choice, after its ledger was charged for the choice; the first by default."""
+    if not isinstance(ask.groups, m.HeldValue):
+        return (0,)
+    chosen = parts.allowed("sum", ask.groups.held, (ask.groups.part,))
+    parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
+    return tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
 
 
 class ObliviousClientSum(by_group.SecaggClientSum):
@@ -40,11 +49,7 @@ class ObliviousClientSum(by_group.SecaggClientSum):
         self._check(ask, machine)
         if ask.noise is not None:  # nobody sees how many members a block has, so how many shares of noise it would get
             raise RemoteError("forbidden")
-        labels: tuple[int, ...] = (0,)
-        if isinstance(ask.groups, m.HeldValue):
-            chosen = self._parts.allowed("sum", ask.groups.held, (ask.groups.part,))
-            labels = tuple(int(label) for label in np.ravel(np.asarray(chosen[ask.groups.part])))
-            self._parts.ledger.settle(ask.groups.held, (ask.groups.part,), "mean")
+        labels = chosen_blocks(self._parts, ask)
         if ask.kind == "blocks":
             vector, weight, blank = self._weighed(ask, terms)
             return [secagg.Contribution(vector, weight, label, is_blank=blank) for label in dict.fromkeys(labels)]

@@ -203,7 +203,7 @@ class SecaggClientSum:
             raise RemoteError("forbidden")
         self._parts.weighed(ask.parts, by_samples)
         noise = None if ask.noise is None else noise_of(ask.noise)
-        ledger.settle_sum(ask.held, ask.parts, noise, protection.smallest_sum, terms.weight_limit > 0)
+        ledger.settle_sum(ask.held, ask.parts, noise, protection, terms.weight_limit > 0)
         weight = float(self._parts.samples()) if by_samples else 1.0
         if by_samples and weight > terms.weight_limit:  # a refusal would tell the number of samples
             why = f"its weight is above protection.max_weight = {terms.weight_limit:g}; that maximum is public and must hold for all"
@@ -284,6 +284,7 @@ class SecaggServerSum:
         if clipped is not None:
             noise = clipped.inside
         shares = None
+        self._sums.noised = noise is not None
         if noise is not None:
             asked = replace(asked, layout=PartLayout((("shares", "<f8", (whole.size + bool(noise.count),)),)))
             shares = m.NoiseShares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)

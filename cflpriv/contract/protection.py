@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from ..errors import InputError, near
 from ..keys import Key, check_ranges, readable
 from ..plugins import Registry
+from ..protocols.shared_noise import helper_shares
 
 SKETCH_SMALLEST = 8
 MOST_HOLDERS = 16
@@ -151,7 +152,7 @@ class Protection:
         Key(
             'Public maximum of a client\'s weight, for `weights = "examples"` under secure aggregation; 0: all weigh equally. Clients with '
             "few samples count as more, where else a sum could be in effect over fewer than `min_cohort` clients. Where no more than "
-            "`min_cohort` clients may be left, as in small blocks of `secagg-oblivious`, all weigh equally.",
+            "`min_cohort` clients may be left, as in small blocks of oblivious sums, all weigh equally.",
             "[0, inf)",
         ),
     ] = 0.0
@@ -202,7 +203,8 @@ class Protection:
     helpers: Annotated[
         int,
         Key(
-            "Under `one_message`, parties that unmask sums; with four of them one may fail, and one that sends false masks is named.",
+            "Under `one_message`, parties that unmask sums and add the noise of `[privacy]`; with four of them one may fail, and one that "
+            "sends false masks is named.",
             f"[2, {MOST_HOLDERS}]",
             "helpers",
         ),
@@ -326,6 +328,19 @@ class Protection:
     def smallest_sum(self) -> int:
         """The minimum cohort size in force."""
         return self.min_cohort or (3 if self.secure else 1)
+
+    @property
+    def noise_shares(self) -> int:
+        """Of how many shares the noise inside a secure sum is made: others' in the smallest sum, or so fine that helpers' noise is all of
+        it. 0: sums have none."""
+        if self.sums.helped:
+            return helper_shares(self.secagg_bits)
+        return self.smallest_sum - 1 if self.secure else 0
+
+    @property
+    def helper_sets(self) -> int:
+        """How many sets of helpers may collude: each adds noise to a sum once. 0 without helpers."""
+        return comb(self.helpers, self.helpers_colluding) if self.sums.helped else 0
 
     @property
     def smallest_group(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..array_files import read_safetensors
 from ..errors import InputError
-from ..files import append, write_arrays, write_atomically
+from ..files import PRIVATE, append, write_arrays, write_atomically
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json, read_bytes, read_text
 from ..types import Array
 
@@ -197,7 +197,7 @@ class Transcript:
 
         Atomic: where it fails, OSError is raised and the folder is unchanged, except for a payload file that no header names.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = self.messages[first:]
         payloads = {f"{message.index}/{name}": array for message in fresh for name, array in (message.payload or {}).items()}
         if payloads:
@@ -207,7 +207,7 @@ class Transcript:
             header = json.dumps(_header(message), sort_keys=True)
             chain = _link(chain, header)
             lines.append(json.dumps({"chain": chain, "header": header}) + "\n")
-        append(folder / "messages.jsonl", "".join(lines))
+        append(folder / "messages.jsonl", "".join(lines), PRIVATE)
         self._chain = chain
 
     def saved(self) -> dict[str, Any]:
@@ -232,9 +232,9 @@ def cut_transcript(folder: Path, count: int, aside: Path) -> int:
     lines = read_bytes(headers, LARGEST_TABLE_BYTES).splitlines(keepends=True) if headers.is_file() else []
     payloads = [path for path in sorted(folder.glob("payloads_*.safetensors")) if int(path.stem.split("_")[1]) >= count]
     if lines[count:] or payloads:
-        aside.mkdir(parents=True, exist_ok=True)
+        aside.mkdir(parents=True, exist_ok=True, mode=0o700)
     if lines[count:]:
-        write_atomically(aside / "messages.jsonl", b"".join(lines[count:]).decode("utf-8", errors="replace"))
+        write_atomically(aside / "messages.jsonl", b"".join(lines[count:]).decode("utf-8", errors="replace"), PRIVATE)
         with open(headers, "r+b", opener=in_place) as out:
             out.truncate(sum(map(len, lines[:count])))
     for path in payloads:

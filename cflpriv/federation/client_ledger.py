@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from ..contract.handles import Held, HeldKey
+from ..contract.protection import Protection
 from ..errors import InputError
 from ..privacy.client_level import local_event
 from ..privacy.receipts import PrivacyLedger
@@ -127,17 +128,16 @@ class ClientLedger:
 
     # --- secure sums of both units
 
-    def settle_sum(self, number: int, parts: tuple[str, ...], noise: SumNoise | None, min_cohort: int, weighted: bool) -> None:
+    def settle_sum(self, number: int, parts: tuple[str, ...], noise: SumNoise | None, protection: Protection, weighted: bool) -> None:
         """Pay for a contribution to a secure sum, with a share of its `noise` if there is one.
 
-        `min_cohort`: the fewest survivors with which the client lets a sum be opened. Each survivor knows its own share, so only the
-        shares of the others count.
+        Each survivor knows its own share, so only the shares of the others count (`Protection.noise_shares`). Helpers add all of it.
         """
         if self.unit == "none":
             return
         if noise is not None:
-            others = noise.noise.survivors
-            self._demand(others < min_cohort, f"noise of {others} shares; only {min_cohort - 1} are certain beside one's own")
+            others, certain = noise.noise.survivors, protection.noise_shares
+            self._demand(others <= certain, f"noise of {others} shares; only {certain} are certain beside one's own")
             self._demand(not weighted, "noise that would be scaled")
         if self.unit == "sample":
             receipts = self._receipts()
@@ -151,7 +151,8 @@ class ClientLedger:
         self._demand(self._allowed(noise.clip_norm), "clip_norm is above the client's own")
         self._demand(not noise.count or own.clip_quantile > 0, "a count beside the sum; its privacy.clip_quantile is 0")
         sensitivity = math.hypot(noise.clip_norm, noise.count / 2) * (1 if own.relation == "add_remove" else 2)
-        event = GaussianEvent(noise.noise.deviation / sensitivity, sensitivity, own.relation, "client", noise.noise.survivors)
+        shares = 0 if protection.sums.helped else noise.noise.survivors
+        event = GaussianEvent(noise.noise.deviation / sensitivity, sensitivity, own.relation, "client", shares)
         self.charge([event], "mean")
 
     def _paid(self, receipts: "_Receipts", pay: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ def contract_text(contract: Contract) -> str:
         "",
         "HOW VALUES LEAVE",
         *_protected(contract, protection),
-        *_private(contract, privacy, protection.secure),
+        *_private(contract, privacy, protection),
         "",
         "WHAT THE SERVER LEARNS OF THIS CLIENT",
         *(f"  - {line}" for line in _learned(contract, protection, privacy)),
@@ -173,7 +173,7 @@ def _protected(contract: Contract, protection: Protection) -> Iterator[str]:
         yield f"  comparisons  {', '.join(protection.gram) or 'none'}: {protection.comparison.reveals}"
 
 
-def _private(contract: Contract, privacy: dict[str, Any], secure: bool) -> Iterator[str]:
+def _private(contract: Contract, privacy: dict[str, Any], protection: Protection) -> Iterator[str]:
     unit, noise = privacy.get("unit"), contract.noise
     if unit == "none":
         yield "  privacy      no noise is added: what the server reads, also of sums, is exact"
@@ -184,17 +184,21 @@ def _private(contract: Contract, privacy: dict[str, Any], secure: bool) -> Itera
     if unit == "client":
         yield f"               an update, as a single vector, is scaled to a norm of {privacy['clip_norm']:g} at most before it is summed"
         if sums := _leaves(contract, "sum"):
-            yield "               " + (
-                "each member of a sum adds a share of the noise before it masks: it protects from everybody, as far as members add theirs"
-                if secure
-                else "THE SERVER adds the noise to sums, which no client can check: it protects from everybody but the server"
-            )
+            added = "THE SERVER adds the noise to sums, which no client can check: it protects from everybody but the server"
+            if protection.sums.helped:
+                some = f"{protection.helpers_colluding} of the helpers among them"
+                added = f"the helpers add the noise to sums: it protects from everybody, {some}"
+            elif protection.secure:
+                added = "each member of a sum adds a share of the noise before it masks: it protects from everybody, as far as members do"
+            yield f"               {added}"
         if "gram" in privacy["local"]:
             rows = "to rows that are compared this client" if sums else "this client"
             yield f"               {rows} adds the noise itself: it protects from everybody"
     if noise is not None:
         who = "the members of a sum add the noise together" if noise.shares else "this client adds the noise itself"
         whom = "from everybody, as far as members add theirs" if noise.shares else "from everybody"
+        if noise.shares and protection.sums.helped:
+            who, whom = "the helpers add the noise to sums", f"from everybody, {protection.helpers_colluding} of the helpers among them"
         yield f"               {who}, in the private form of each task: it protects {whom};"
         batches = f"random batches of about {noise.sampling_rate * noise.samples:.0f} of {noise.samples:g} samples"
         yield f"               clip {noise.clip_norm:g}, {noise.training:.3g} x clip a step, {batches}"
@@ -218,6 +222,8 @@ def _noisy(way: Leaving, protection: Protection, privacy: dict[str, Any]) -> str
     if privacy.get("unit") == "none":
         return ""
     if privacy["unit"] == "client" and way == "sum":
+        if protection.sums.helped:
+            return ", with the helpers' noise"
         return ", with noise of all its members" if protection.secure else "; WITHOUT noise, which the server adds to the sum"
     return ", with noise"
 
@@ -261,7 +267,8 @@ def _left_open(contract: Contract, protection: Protection, privacy: dict[str, An
     yield "which models are sent: a server that lies can choose them such that the answers show more of this client's data" + (
         "; epsilon and delta hold whatever it sends" if contract.noise is not None and not contract.noise.shares else ""
     )
-    own = {"client": ", with its own share of the noise alone", "sample": ", with noise"}.get(privacy.get("unit", ""), "")
+    alone = ", with the helpers' noise" if protection.sums.helped else ", with its own share of the noise alone"
+    own = {"client": alone, "sample": ", with noise"}.get(privacy.get("unit", ""), "")
     if protection.transformed and (_leaves(contract, "gram") or not protection.secure):
         parts = "every client's values that are compared" if protection.secure else "every client's values"
         yield f"who works with the server: a single client that does so gives away the shared rotation, and with it {parts}"

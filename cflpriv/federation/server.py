@@ -450,7 +450,7 @@ class FederationServer:
     def _noise_inside(self, held: Held) -> SumNoise | None:
         """What clients have to add to a value inside secure sums, if anything. Raises `InputError` where sums are taken in another way."""
         noise = self._ledger.inside(held)
-        if noise is not None and self.protection.sum != "secagg":
+        if noise is not None and self.protection.sum not in ("secagg", "one_message"):
             raise InputError(
                 f"mean: {held.key.name} carries no noise of its own (privacy.noise = 'shared'); it leaves in secure sums only, not under "
                 f"protection.sum = {self.protection.sum!r}"

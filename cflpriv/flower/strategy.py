@@ -112,8 +112,10 @@ class ClusteredAveraging:
         check_ranges(type(self), vars(self))
         if self.protection.sum in TRANSFORMS:
             raise InputError(f"protection.sum: {self.protection.sum!r} leaves no model to read here; use 'none' or 'secagg'")
-        if self.protection.sum == "secagg-oblivious" and self.k != 1:
-            raise InputError("protection.sum: 'secagg-oblivious' keeps clusters private, which this strategy knows; use 'secagg', or k = 1")
+        if self.protection.sums.oblivious and self.k != 1:
+            raise InputError(
+                f"protection.sum: {self.protection.sum!r} keeps clusters private, which this strategy knows; use 'secagg', or k = 1"
+            )
         if self.protection.small_clusters == "local":
             raise InputError("protection.small_clusters: 'local' leaves members with models that are not read here; use 'wait' or 'merge'")
         if self.protection.robust != "none" and self.noise_multiplier:

@@ -129,6 +129,7 @@ class CflprivController(Controller):  # type: ignore[misc]
             read here, and the true groups are scored.
         deadline_seconds: how long a stage may take; `compute_seconds` for training, `hello_seconds` for the greeting.
         wait_seconds: how long the server waits for clients, before the start or a round.
+        residents: addresses "HOST:PORT" of helpers and holders that stay (`cflpriv helper`); others are sites.
 
     Relative paths start at the server's workspace. The names of the arguments are those of the job's config file. An experiment with
     `[run] plugins` is refused.
@@ -146,12 +147,13 @@ class CflprivController(Controller):  # type: ignore[misc]
         compute_seconds: Seconds = 600.0,
         hello_seconds: Seconds = 30.0,
         wait_seconds: Seconds = 120.0,
+        residents: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.experiment, self.out, self.roster, self.clients = experiment, out, roster, clients
         self.shape, self.classes = shape, classes
         self.deadline_seconds, self.compute_seconds, self.hello_seconds = deadline_seconds, compute_seconds, hello_seconds
-        self.wait_seconds = wait_seconds
+        self.wait_seconds, self.residents = wait_seconds, residents
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         pass
@@ -175,6 +177,8 @@ class CflprivController(Controller):  # type: ignore[misc]
         if not all(isinstance(size, int) and size > 0 for size in sizes) or bool(sizes) != bool(self.classes):
             given = f"shape = {self.shape!r}, classes = {self.classes}"
             raise InputError(f"{given}: give the sizes of a sample and the number of classes, or neither")
+        if not isinstance(self.residents, list | tuple) or not all(isinstance(address, str) for address in self.residents):
+            raise InputError(f"residents = {self.residents!r}: give a list of addresses, each 'HOST:PORT'")
 
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._check()
@@ -198,7 +202,7 @@ class CflprivController(Controller):  # type: ignore[misc]
             ),
             config, root / self.out, described, system="nvflare", clients=self.clients or config.data.clients,
             truth=groups if public else None, roster=read_roster(root / self.roster) if self.roster else None,
-            wait_seconds=self.wait_seconds, resume=True, report=lambda line: self.log_info(fl_ctx, line),
+            wait_seconds=self.wait_seconds, resume=True, report=lambda line: self.log_info(fl_ctx, line), residents=self.residents,
         )  # fmt: skip
 
 

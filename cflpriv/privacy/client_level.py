@@ -2,7 +2,8 @@
 
 With `sum = "none"` the server adds the noise: it is trusted with every contribution, and the guarantee holds towards those who see the
 means (clients, and whoever gets a model later). With `sum = "secagg"` each client adds a share of the noise before it rounds to integers
-and masks them, so the guarantee holds towards the server as well (`protocols.shared_noise`).
+and masks them, so the guarantee holds towards the server as well (`protocols.shared_noise`). With `sum = "one_message"` the helpers add it
+(`protocols.one_message.noise`): the guarantee holds towards the server, all helpers that may collude, and all other clients together.
 """
 
 import math
@@ -41,10 +42,10 @@ def client_noise(
 
     A trusted server's noise is independent from round to round, or `correlated`. The clip norm is fixed, or `adaptive`.
     """
-    if protection.sum not in ("none", "secagg"):
+    if protection.sum not in ("none", "secagg", "one_message"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear ('none', the server being "
-            "trusted) or inside secure aggregation ('secagg')"
+            "trusted) or inside secure aggregation ('secagg', 'one_message')"
         )
     if protection.gram and "gram" in privacy.local:
         raise InputError(f"protection.gram = {list(protection.gram)} with privacy.local = ['gram']: the rows carry noise already; use none")
@@ -55,8 +56,9 @@ def client_noise(
         z = calibrate(lambda z: [local_event(z, privacy.relation)], portion * privacy.epsilon, privacy.delta)
         first = (local_event(z, privacy.relation),)
         gram = LocalGram(z, privacy, ledger)
-    others = protection.smallest_sum - 1 if protection.sum == "secagg" else 0
-    return ClippedMean(privacy, releases.trainings, first, ledger, noise_source, others, correlated, adaptive), gram
+    return ClippedMean(
+        privacy, releases.trainings, first, ledger, noise_source, protection.noise_shares, correlated, adaptive, protection.sums.helped
+    ), gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,8 @@ class ClippedMean:
     `sum = "none"`, every contribution to the trusted server. Inside a secure sum clients must be honest about their shares: whoever knows c
     of them subtracts c from the noise. A member knows its own, and may collude with the server, so the price counts `others`, one share
     less than the minimum cohort size, the fewest survivors; all beyond are slack (for dropouts, and for more such clients). `others` = 0:
-    the server adds the noise. Source: McMahan et al. 2018.
+    the server adds the noise. `helped`: helpers add it, whatever clients do; `others` says how fine the integers are. Source: McMahan et
+    al. 2018.
     """
 
     privacy: Privacy
@@ -82,6 +85,7 @@ class ClippedMean:
     others: int = 0
     correlated: CorrelatedNoise | None = None
     adaptive: AdaptiveClip | None = None
+    helped: bool = False
 
     def settle(self, call: SumCall) -> None:
         """Ask the ledger before anything is sent."""
@@ -96,7 +100,7 @@ class ClippedMean:
     @property
     def event(self) -> GaussianEvent:
         """What a mean costs each client."""
-        return GaussianEvent(self.multiplier, self._sensitivity(), self.privacy.relation, "client", self.others)
+        return GaussianEvent(self.multiplier, self._sensitivity(), self.privacy.relation, "client", 0 if self.helped else self.others)
 
     @property
     def bound(self) -> tuple[Relation, float, float]:
@@ -120,7 +124,7 @@ class ClippedMean:
 
     @property
     def inside(self) -> SumNoise | None:
-        """What clients add inside a secure sum; None where the server adds the noise."""
+        """What clients and helpers add inside a secure sum; None where the server adds the noise."""
         if not self.others:
             return None
         noise, norm, count = SharedNoise(self.multiplier * self._sensitivity(), self.others), self.clip_norm, self.count

@@ -13,6 +13,7 @@ unit = "client"
 `plan_noise` calibrates the noise for a whole run beforehand; the ledger (`protocols.ledger`) enforces the budget.
 """
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from ..engine import TaskInput
 
 __all__ = [
-    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "plan_noise", "secret_key", "secret_of", "updates_only",
+    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "noise_of_mean", "plan_noise", "secret_key",
+    "secret_of", "updates_only",
 ]  # fmt: skip
 
 
@@ -220,6 +222,16 @@ class Noise:
     loss_cap: float
     seed: int
     shares: int = 0
+
+
+def noise_of_mean(noise: Noise, clients: float, helper_sets: int) -> float:
+    """The noise of training in a mean over so many clients, as a share of that of the sum or the client that it protects.
+
+    `helper_sets`: by how many sets of helpers it is added, if at all (`Protection.helper_sets`).
+    """
+    if noise.shares and helper_sets:
+        return math.sqrt(helper_sets) / clients
+    return 1 / math.sqrt((noise.shares or 1) * clients)
 
 
 def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None:

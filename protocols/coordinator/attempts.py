@@ -171,13 +171,13 @@ class SumAttempt:
         """Raises `RemoteError` "not-invited" or "bad-signature"."""
         if message.client not in self.opened.cohort:
             raise RemoteError("not-invited", message.client)
-        verify(self._roster, message.client, message.signature, m.UPLOAD, m.signed_digest(message))
+        verify(self._roster, message.client, message.signature, m.UPLOAD, m.signed_digest(self.opened.terms, message))
 
     def apply(self, event: AttemptEvent) -> None:
         """Take the next event. Raises `RemoteError` for an upload that is refused; nothing has changed then."""
         match event:
             case UploadEntered():
-                digest = m.signed_digest(m.decode_upload(event.upload, self.opened.terms))
+                digest = m.signed_digest(self.opened.terms, m.decode_upload(event.upload, self.opened.terms))
                 self._server.receive(event.client, event.upload)
                 self.digests[event.client] = digest
                 self.waiting += 1

@@ -13,6 +13,7 @@ kind. Rosters as `rosters.taken` says. Reveals: its uploads, and who it is to wh
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class DurableClient:
     Args:
         folder: its state, secret.
         identity: its keys; the signing key is on rosters at its number.
-        authority: the public key of who signs rosters.
+        authority, federation: the public key of who signs rosters, and the name of the federation, if it has several.
         session: 16 bytes naming the training run. In a new one slots begin anew, and names of values that are digests are remembered.
         colluding: how many helpers may work with the server.
 
@@ -93,9 +94,11 @@ class DurableClient:
         *,
         colluding: int = 1,
         entropy: Entropy = system_entropy,
+        federation: str = "",
     ) -> None:
         check_own("identity", identity, Identity)
         self._identity, self._authority, self._colluding, self._entropy = identity, authority, colluding, entropy
+        self._federation, self._ended = federation, False
         self._log = FolderLog(folder)
         try:
             stored = self._log.get("record")
@@ -122,13 +125,18 @@ class DurableClient:
         last = self._last()
         return None if last is None else (last.round, last.sum)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the coordinator answered last that the sum of the last slot has ended, and is not taken again."""
+        return self._ended
+
     def request(self) -> bytes:
         """The upload that has no answer yet, or a question for work."""
         last = self._last()
         if last is not None and last.upload:
             return c.encode(c.SendUpload(last.round, last.sum, last.upload))
         roster = self._log.get("roster")
-        version = 0 if roster is None else read_roster_version(roster, self._authority).version
+        version = 0 if roster is None else read_roster_version(roster, self._authority, self._federation).version
         return c.encode(c.WorkPoll(self._identity.client, self.last_slot, version))
 
     def answered(self, data: bytes) -> UploadTask | UploadSettled | float:
@@ -138,6 +146,7 @@ class DurableClient:
             RemoteError: "malformed"; "old-roster" or "bad-signature" for a roster. Nothing has changed.
         """
         message, last = c.decode_from_coordinator(data), self._last()
+        self._ended = isinstance(message, c.ComeAgain) and message.code == "ended"
         sending = last is not None and bool(last.upload)
         match message:
             case c.ComeAgain():
@@ -162,7 +171,7 @@ class DurableClient:
 
     def _take(self, roster: bytes) -> None:
         own = self._log.get("roster", b"")
-        if roster and taken(own, roster, self._authority) != own:
+        if roster and taken(own, roster, self._authority, self._federation) != own:
             self._log["roster"] = roster
 
     def accepted(self, task: UploadTask, policy: Policy) -> AcceptedInvite:
@@ -174,7 +183,7 @@ class DurableClient:
         roster = self._log.get("roster")
         if roster is None:
             raise RemoteError("wrong-roster")
-        known = read_roster_version(roster, self._authority).roster
+        known = read_roster_version(roster, self._authority, self._federation).roster
         own = msgspec.structs.replace(policy, after=self.last_slot)
         return accept(task.invite, self._identity, own, self._colluding, known)
 
@@ -203,38 +212,47 @@ async def take_part(
     work: Callable[[Slot], Awaitable[tuple[Policy, Contribution] | None]],
     *,
     through: int | None = None,
+    patience: float = 60.0,
 ) -> None:
-    """Take part in sums until an upload of round `through` has its answer; for ever without it.
+    """Take part in sums until that of round `through` has ended, with all its attempts; for ever without it.
 
     Args:
         exchange: sends a request to the coordinator and returns the bytes of its answer. `OSError` and `TimeoutError` mean that there is
             none; the request is sent again.
+        patience: for so long a coordinator that does not answer is asked how the sum of round `through` ended.
         work: the policy and the contribution for a slot; None to take no part in it. In each slot of a round the same value.
 
     Raises:
         RemoteError, LocalError: a task that the policy refuses, or a contribution that does not fit; the client stops, because the
         coordinator does not do as agreed, and an answer that is none. OSError: the state cannot be written.
     """
-    pause, busy = _PAUSE, 0
-    while through is None or client.last_slot is None or client.last_slot[0] < through or _waits(client):
+    pause, waited, latest = _PAUSE, 0, time.monotonic()
+    while not _through(client, through) or _waits(client) or not client.ended:
         request = client.request()
         try:
             data = await exchange(request)
         except (OSError, TimeoutError):
+            if _through(client, through) and not _waits(client) and time.monotonic() - latest > patience:
+                return
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE)
             continue
-        pause = _PAUSE
+        pause, latest = _PAUSE, time.monotonic()
         answer = client.answered(data)
-        busy = busy + 1 if isinstance(answer, float) and _waits(client) else 0
-        if isinstance(answer, float):
-            await asyncio.sleep(answer * 2 ** min(busy, _MOST_DOUBLINGS) * random.uniform(0.5, 1.5))
+        waited = waited + 1 if isinstance(answer, float) and (_waits(client) or _through(client, through)) else 0
+        if isinstance(answer, float) and not (client.ended and _through(client, through)):
+            await asyncio.sleep(answer * 2 ** min(max(waited - 1, 0), _MOST_DOUBLINGS) * random.uniform(0.5, 1.5))
         elif isinstance(answer, UploadTask):
             done = await work(answer.slot)
             if done is None:
                 client.skip(answer)
             else:
                 await asyncio.to_thread(client.enter, answer, *done)
+
+
+def _through(client: DurableClient, number: int | None) -> bool:
+    """Whether the last upload was to this round, or to a later one."""
+    return number is not None and client.last_slot is not None and client.last_slot[0] >= number
 
 
 def _waits(client: DurableClient) -> bool:

@@ -44,7 +44,7 @@ class Coordinator:
     Args:
         folder: its state; as secret as masked uploads are.
         identity: signs its questions to helpers, who know its public key.
-        authority: the public key of who signs rosters.
+        authority, federation: the public key of who signs rosters, and the name of the federation, if it has several.
         session: 16 bytes naming the training run.
         ask: sends bytes to a helper (by its number on the roster) and returns the bytes of the answer. `OSError` and `TimeoutError` mean
             that there is none now. A cancelled call must end.
@@ -58,13 +58,13 @@ class Coordinator:
 
     def __init__(
         self, folder: str | Path, identity: Identity, authority: bytes, session: bytes, ask: Ask, *, colluding: int = 1,
-        roster: bytes = b"", limits: CoordinatorLimits | None = None, clock: Callable[[], float] = time.time,
+        roster: bytes = b"", limits: CoordinatorLimits | None = None, clock: Callable[[], float] = time.time, federation: str = "",
     ) -> None:  # fmt: skip
         check_own("identity", identity, Identity)
         self._identity, self._ask, self._clock, self._colluding = identity, ask, clock, colluding
         self._log = FolderLog(folder)
         try:
-            self.rounds = SumRounds(self._log, session, authority, colluding=colluding, limits=limits)
+            self.rounds = SumRounds(self._log, session, authority, colluding=colluding, limits=limits, federation=federation)
             if roster:
                 self.publish(roster)
         except BaseException:
@@ -167,6 +167,8 @@ class Coordinator:
                     outcome = await self._open(number, label, plan, seconds, patience)
             if isinstance(outcome, AttemptEnded):
                 await self._commit()
+                if outcome.code:
+                    self.rounds.give_up(number, label)
                 return outcome.result()
             await asyncio.shield(self._driver(outcome, patience))
 

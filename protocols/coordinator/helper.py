@@ -64,6 +64,7 @@ class DurableHelper:
         identity: the signing key is on rosters, among the holders.
         authority, coordinator: the public keys of who signs rosters, and of the coordinator.
         policy: what it insists on.
+        federation: its name, if the authority has several.
 
     Raises:
         DamagedLog, OSError: as `FolderLog`. LocalError: "old-session" for a session that another has followed.
@@ -71,10 +72,11 @@ class DurableHelper:
 
     def __init__(
         self, folder: str | Path, identity: Identity, authority: bytes, coordinator: bytes, policy: HelperPolicy,
-        entropy: Entropy = system_entropy,
+        entropy: Entropy = system_entropy, federation: str = "",
     ) -> None:  # fmt: skip
         check_own("identity", identity, Identity)
         self._identity, self._authority, self._coordinator, self._policy, self._entropy = identity, authority, coordinator, policy, entropy
+        self._federation = federation
         self._log, self._lock = FolderLog(folder), Lock()
         try:
             gone = [name for name in self._log if name.startswith(OF_SESSION)]
@@ -101,10 +103,10 @@ class DurableHelper:
     def _answered(self, data: bytes) -> bytes:
         ask = c.decode_ask(data, self._coordinator)
         own = self._log.get("roster", b"")
-        latest = own if ask.message else taken(own, ask.roster, self._authority)
+        latest = own if ask.message else taken(own, ask.roster, self._authority, self._federation)
         if latest != ask.roster:
             raise RemoteError("old-roster")
-        roster = read_roster_version(latest, self._authority).roster
+        roster = read_roster_version(latest, self._authority, self._federation).roster
         if self._identity.public() not in roster.holders:
             raise RemoteError("not-on-roster")
         helper = Helper(self._identity, roster, self._policy, _Kept(self._log), self._entropy)

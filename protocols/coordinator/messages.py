@@ -58,7 +58,8 @@ class SumInvited(msgspec.Struct, frozen=True, array_like=True, tag=13, forbid_un
 
 
 class ComeAgain(msgspec.Struct, frozen=True, array_like=True, tag=14, forbid_unknown_fields=True):
-    """Coordinator: ask again after so many seconds. `code`: "idle" if there is nothing to do, "busy" if the request was not handled."""
+    """Coordinator: ask again after so many seconds. `code`: "idle" if there is nothing to do now, "ended" if besides the sum of the
+    client's last slot has ended and is not taken again, "busy" if the request was not handled."""
 
     code: Code
     seconds: Seconds

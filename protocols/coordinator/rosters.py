@@ -3,10 +3,11 @@
 The authority is a signing key of whoever decides who takes part; it signs each version, offline if it likes, and all parties know its
 public key. The coordinator hands versions on and cannot make one.
 
-Guarantee: a party takes a version only with the authority's signature, and none that is older than its own, nor another of the same number.
-A request to join needs an invitation of the authority, a secret that serves one request: who hands the request on cannot put another key
-into it, and strangers take no place. A request to renew a key is signed with the old and the new one. A client keeps its number for good,
-so that records of earlier sums stay about the same client.
+Guarantee: a party takes a version only with the authority's signature for its own federation, and none that is older than its own, nor
+another of the same number. An authority with several federations gives each a name, which all parties know; rosters, invitations and
+requests of one are none of another. A request to join needs an invitation of the authority, a secret that serves one request: who hands
+the request on cannot put another key into it, and strangers take no place. A request to renew a key is signed with the old and the new one.
+A client keeps its number for good, so that records of earlier sums stay about the same client.
 Reveals: public keys, and the names that the authority gives clients. Source: ours.
 """
 
@@ -65,6 +66,7 @@ class _Invitation(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, 
     _shown = ("name",)
 
     name: Name
+    federation: str
     seed: Bytes32
     signature: Signature
 
@@ -90,15 +92,15 @@ class RenewRequest(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_u
     by_new: Signature
 
 
-def sign_roster(authority: Identity, version: int, roster: Roster) -> bytes:
-    """A version of the roster, as bytes."""
+def sign_roster(authority: Identity, version: int, roster: Roster, federation: str = "") -> bytes:
+    """A version of the roster of a federation, as bytes."""
     check_own("roster", roster, Roster)
-    signature = sign(authority, LABEL + "version", version.to_bytes(8, "big"), roster.digest)
+    signature = sign(authority, LABEL + "version", federation.encode(), version.to_bytes(8, "big"), roster.digest)
     return codec.encode(RosterVersion(version, roster.keys, roster.holders, signature))
 
 
-def read_roster_version(data: bytes, authority: bytes) -> RosterVersion:
-    """A version that has the signature of the authority with this public key.
+def read_roster_version(data: bytes, authority: bytes, federation: str = "") -> RosterVersion:
+    """A version that has the signature of the authority with this public key, for this federation.
 
     Raises:
         RemoteError: "malformed" or "bad-signature".
@@ -108,11 +110,11 @@ def read_roster_version(data: bytes, authority: bytes) -> RosterVersion:
         roster = message.roster
     except ValueError:
         raise RemoteError("malformed") from None
-    verify_key(authority, 0, message.signature, LABEL + "version", message.version.to_bytes(8, "big"), roster.digest)
+    verify_key(authority, 0, message.signature, LABEL + "version", federation.encode(), message.version.to_bytes(8, "big"), roster.digest)
     return message
 
 
-def taken(own: bytes, offered: bytes, authority: bytes) -> bytes:
+def taken(own: bytes, offered: bytes, authority: bytes, federation: str = "") -> bytes:
     """The version that a party goes on with: the offered one if it is later than its `own` (empty: none yet).
 
     Raises:
@@ -120,18 +122,19 @@ def taken(own: bytes, offered: bytes, authority: bytes) -> bytes:
     """
     if offered == own:
         return own
-    new = read_roster_version(offered, authority)
-    if own and new.version <= read_roster_version(own, authority).version:
+    new = read_roster_version(offered, authority, federation)
+    if own and new.version <= read_roster_version(own, authority, federation).version:
         raise RemoteError("old-roster")
     return offered
 
 
-def invite(authority: Identity, name: str, entropy: Entropy = system_entropy) -> bytes:
+def invite(authority: Identity, name: str, entropy: Entropy = system_entropy, federation: str = "") -> bytes:
     """An invitation for one new client, as bytes, to be given to this client in secret. Raises `ValueError` for a name that is too long."""
     if not 1 <= len(name) <= 64:
         raise ValueError("name: expected 1 to 64 characters")
     seed = entropy(32)
-    return codec.encode(_Invitation(name, seed, sign(authority, LABEL + "invitation", name.encode(), _invited(seed).public())))
+    parts = federation.encode(), name.encode(), _invited(seed).public()
+    return codec.encode(_Invitation(name, federation, seed, sign(authority, LABEL + "invitation", *parts)))
 
 
 def _invited(seed: bytes) -> Identity:
@@ -142,31 +145,34 @@ def join(identity: Identity, invitation: bytes) -> JoinRequest:
     """A request to join. Raises `RemoteError` "malformed" for bytes that are no invitation."""
     invited = codec.decode(invitation, _Invitation, 1 << 10)
     key = _invited(invited.seed)
-    parts = invited.name.encode(), identity.public(), key.public()
+    parts = invited.federation.encode(), invited.name.encode(), identity.public(), key.public()
     by_key, by_invited = sign(identity, LABEL + "join", *parts), sign(key, LABEL + "join", *parts)
     return JoinRequest(invited.name, identity.public(), key.public(), by_key, by_invited, invited.signature)
 
 
-def renew(old: Identity, new: Identity) -> RenewRequest:
+def renew(old: Identity, new: Identity, federation: str = "") -> RenewRequest:
     """A request to put a party's new key in the place of its old one."""
-    parts = old.public(), new.public()
-    return RenewRequest(*parts, sign(old, LABEL + "renew", *parts), sign(new, LABEL + "renew", *parts))
+    keys = old.public(), new.public()
+    parts = federation.encode(), *keys
+    return RenewRequest(*keys, sign(old, LABEL + "renew", *parts), sign(new, LABEL + "renew", *parts))
 
 
-def check_request(request: JoinRequest | RenewRequest, authority: bytes) -> None:
-    """Raises `RemoteError` "bad-signature" for a request that is not by the owners of its keys, or without an invitation."""
+def check_request(request: JoinRequest | RenewRequest, authority: bytes, federation: str = "") -> None:
+    """Raises `RemoteError` "bad-signature" for a request that is not by the owners of its keys, or without an invitation, or for another
+    federation."""
+    of = federation.encode()
     match request:
         case JoinRequest():
-            parts = request.name.encode(), request.key, request.invited
+            parts = of, request.name.encode(), request.key, request.invited
             verify_key(request.key, 0, request.by_key, LABEL + "join", *parts)
             verify_key(request.invited, 0, request.by_invited, LABEL + "join", *parts)
-            verify_key(authority, 0, request.by_authority, LABEL + "invitation", request.name.encode(), request.invited)
+            verify_key(authority, 0, request.by_authority, LABEL + "invitation", of, request.name.encode(), request.invited)
         case RenewRequest():
-            verify_key(request.old, 0, request.by_old, LABEL + "renew", request.old, request.new)
-            verify_key(request.new, 0, request.by_new, LABEL + "renew", request.old, request.new)
+            verify_key(request.old, 0, request.by_old, LABEL + "renew", of, request.old, request.new)
+            verify_key(request.new, 0, request.by_new, LABEL + "renew", of, request.old, request.new)
 
 
-def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest], authority: bytes) -> Roster:
+def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest], authority: bytes, federation: str = "") -> Roster:
     """The roster after these requests, which the authority (by its public key) has approved. New clients get the next numbers.
 
     Raises:
@@ -175,7 +181,7 @@ def applied(roster: Roster, requests: Iterable[JoinRequest | RenewRequest], auth
     check_own("roster", roster, Roster)
     keys, holders = list(roster.keys), list(roster.holders)
     for request in requests:
-        check_request(request, authority)
+        check_request(request, authority, federation)
         new = request.key if isinstance(request, JoinRequest) else request.new
         if new in (*keys, *holders):
             raise ValueError("roster: the new key is on it already")

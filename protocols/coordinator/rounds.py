@@ -88,22 +88,19 @@ class SumRounds:
     Args:
         log: of its own.
         session: 16 bytes naming the training run.
-        authority: the public key of who signs rosters.
+        authority, federation: the public key of who signs rosters, and the name of the federation.
 
     Raises:
         LocalError: "other-session" for a folder of another session.
     """
 
     def __init__(
-        self, log: FolderLog, session: bytes, authority: bytes, *, colluding: int = 1, limits: CoordinatorLimits | None = None
-    ) -> None:
-        self.log, self.session, self._authority, self._colluding, self.limits = (
-            log,
-            session,
-            authority,
-            colluding,
-            limits or CoordinatorLimits(),
-        )
+        self, log: FolderLog, session: bytes, authority: bytes, *, colluding: int = 1, limits: CoordinatorLimits | None = None,
+        federation: str = "",
+    ) -> None:  # fmt: skip
+        self.log, self.session, self._authority, self._federation = log, session, authority, federation
+        self._colluding, self.limits = colluding, limits or CoordinatorLimits()
+        self._given_up: set[tuple[int, int]] = set()
         if log.get("session", session) != session:
             raise LocalError("other-session", f"{log.path}: is of another session")
         if "session" not in log:
@@ -153,15 +150,15 @@ class SumRounds:
     def roster(self) -> RosterVersion | None:
         """The roster of the current round, or the first one before that."""
         data = self._roster_data()
-        return read_roster_version(data, self._authority) if data else None
+        return read_roster_version(data, self._authority, self._federation) if data else None
 
     def _roster_data(self) -> bytes:
         return self._round.roster if self._round is not None else self.log.get("roster", b"")
 
     def publish(self, roster: bytes) -> None:
         """Take a version of the roster, for rounds that begin from now on. Raises `RemoteError` as `rosters.taken`."""
-        new = taken(self.log.get("roster", b""), roster, self._authority)
-        keys = read_roster_version(new, self._authority)
+        new = taken(self.log.get("roster", b""), roster, self._authority, self._federation)
+        keys = read_roster_version(new, self._authority, self._federation)
         done = [name for name, wish in self.wishes().items() if _key(wish) in (*keys.keys, *keys.holders)]
         self.log.add({"roster": new, **dict.fromkeys(f"wish/{name.hex()}" for name in done)})
         self._report("roster", version=keys.version)
@@ -235,6 +232,7 @@ class SumRounds:
             spread=plan.spread, min_cohort=plan.min_cohort if signed is None else len(cohort),
             effective=plan.min_cohort, cohort_change=plan.cohort_change,
         )  # fmt: skip
+        self._given_up.discard((number, label))
         opened = AttemptOpened(label, len(before), terms, tuple(sorted(announced.items())), roster, cohort, closes)
         self.attempts[terms.slot] = SumAttempt(opened)
         largest = max(self.largest_upload, m.upload_limit(terms))
@@ -314,7 +312,7 @@ class SumRounds:
         self.count("requests_total", kind="other", code="busy")
         return c.encode(self._wait("busy"))
 
-    def _wait(self, code: Literal["busy", "idle"], version: int | None = None) -> c.ComeAgain:
+    def _wait(self, code: Literal["busy", "idle", "ended"], version: int | None = None) -> c.ComeAgain:
         roster = self.roster
         newer = roster is not None and version is not None and roster.version > version
         return c.ComeAgain(code, float(self.limits.retry_seconds), self._roster_data() if newer else b"")
@@ -337,7 +335,19 @@ class SumRounds:
             if message.client not in attempt.digests and message.version <= opened.roster.version:
                 newer = message.version < opened.roster.version
                 return c.SumInvited(attempt.invite, float(min(opened.closes - now, c.MOST_SECONDS)), self._roster_data() if newer else b"")
-        return self._wait("idle", message.version)
+        return self._wait("idle" if self._may_follow(message) else "ended", message.version)
+
+    def _may_follow(self, message: c.WorkPoll) -> bool:
+        """Whether the sum of a client's last slot is under way, or another attempt at it may be made."""
+        if message.after is None or message.after in self.attempts:
+            return True
+        done = self.ended.get(message.after)
+        over = message.after[0] < self.number if done is None else not done.code or (done.terms.round, done.label) in self._given_up
+        return not over and message.after[0] >= self.number
+
+    def give_up(self, number: int, label: int) -> None:
+        """No more attempts are made at a group's sum of a round, unless `open` makes one all the same."""
+        self._given_up.add((number, label))
 
     def _upload(self, message: c.SendUpload, now: float) -> c.FromCoordinator:
         slot = message.round, message.sum
@@ -347,7 +357,7 @@ class SumRounds:
         terms = attempt.opened.terms if attempt is not None else done.terms if done is not None else None
         assert terms is not None
         upload = m.decode_upload(message.upload, terms)
-        digest = m.signed_digest(upload)
+        digest = m.signed_digest(terms, upload)
         digests = attempt.digests if attempt is not None else dict(done.digests) if done is not None else {}
         before = digests.get(upload.client)
         if before is not None:
@@ -364,7 +374,7 @@ class SumRounds:
         return c.UploadAccepted(*slot, digest)
 
     def _wish(self, message: JoinRequest | RenewRequest) -> c.FromCoordinator:
-        check_request(message, self._authority)
+        check_request(message, self._authority, self._federation)
         data = codec.encode(message)
         digest = sha256(data).digest()
         place = _place(message).hex()
@@ -393,7 +403,7 @@ class SumRounds:
         data = self.log.get("roster")
         if data is None:
             return ()
-        roster = read_roster_version(data, self._authority)
+        roster = read_roster_version(data, self._authority, self._federation)
         return (*roster.keys, *roster.holders)
 
     # --- what operators see

@@ -7,15 +7,17 @@ q = (h + t) // 2 + 1 helpers signed the same set. So there is one sum for each s
     terms      the public terms of a sum             messages   what is sent, and what it is bound to
     client     checks an invitation, and answers     server     the server's machine
     helper     a helper, over its store              simulation all parties in one process, over real bytes
+    blocks     blocks that clients choose            noise      integer noise that helpers add
 
 Inputs, weights, fixed point, masks, and a client's policy and record are those of `secagg`.
 
 **Guarantee.** The server, if it lies, up to t helpers and any number of clients learn of the honest clients' values the sum over one set
 for each slot, of `minimum` clients at least, c of which they may be themselves, and nothing else: one seed of each honest client is known
 to honest helpers only. Of values that share a name only sums over one set are opened, because any two quorums have an honest helper in
-common. Argued and tested, not proved. t + 1 helpers and the server read every value. Dropouts cost nothing down to the minimum.
-Boxes stay closed for who records traffic and has a quantum computer later; signatures (Ed25519) do not matter later. A key serves one
-round.
+common. Of `blocks` only those are opened that enough members say they fill. With `noise` a sum has the noise of each set of t helpers, of
+which one stays whoever of these works together. Argued and tested, not proved. t + 1 helpers and the server read every value. Dropouts cost
+nothing down to the minimum. Boxes stay closed for who records traffic and has a quantum computer later; signatures (Ed25519) do not
+matter later. A key serves one round.
 
 **Reveals.** Who takes part, the sum, how many clients clipped; to helpers who is summed with whom, and no values. Clients do not see with
 whom they are summed. A server that lies about the result to others is not noticed. A helper that calls good uploads unusable keeps them

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+import msgspec
+
 from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import RemoteError
@@ -21,6 +23,7 @@ from ..secagg.policy import Policy, check_roster
 from ..secagg.summed import Name, SumRecord
 from ..secagg.vectors import Contribution, add_masks, counted_weight, encode_inputs, vector_length, wrap
 from . import messages as m
+from .blocks import counts_first
 from .terms import LABEL, HelpedTerms, check_terms, context, held, seed_sets
 
 __all__ = ["AcceptedInvite", "accept", "name_digests", "signed_upload", "upload"]
@@ -52,8 +55,8 @@ def accept(data: bytes, identity: Identity, policy: Policy, colluding: int, rost
         colluding: how many helpers may work with the server, by the client's own settings.
 
     Raises:
-        RemoteError: "malformed", "wrong-context", "wrong-slot", "wrong-roster", "unlisted-model", "minimum-too-low", "cohort-change",
-        "too-unequal", "bad-terms" or "bad-signature". LocalError: "not-on-roster".
+        RemoteError: "malformed", "wrong-context", "wrong-slot", "wrong-roster", "not-invited", "unlisted-model", "minimum-too-low",
+        "cohort-change", "too-unequal", "bad-terms" or "bad-signature". LocalError: "not-on-roster".
     """
     check_own("roster", roster, Roster)
     check_roster(identity, policy, roster)
@@ -65,6 +68,8 @@ def accept(data: bytes, identity: Identity, policy: Policy, colluding: int, rost
         raise RemoteError("wrong-slot")
     if terms.roster != roster.digest:
         raise RemoteError("wrong-roster")
+    if terms.cohort and identity.client not in m.names(terms.cohort):
+        raise RemoteError("not-invited")
     if policy.model not in terms.models or len(terms.models) != policy.models:
         raise RemoteError("unlisted-model")
     if terms.minimum < policy.min_cohort:
@@ -116,10 +121,12 @@ def upload(
     identity: Identity,
     policy: Policy,
     record: SumRecord,
-    contribution: Contribution,
+    contribution: Contribution | Sequence[Contribution],
     entropy: Entropy = system_entropy,
 ) -> tuple[bytes, int]:
     """The client's one message, and the number of its values that were clipped. The record is written; store it before the message leaves.
+
+    `contribution`: where clients choose their blocks, one for each block that this client fills.
 
     Raises:
         RemoteError: "second-sum" for a value that went into sums of another kind.
@@ -128,24 +135,24 @@ def upload(
     check_own("record", record, SumRecord)
     terms, client = accepted.terms, identity.client
     agreed = context(terms)
-    levels, clipped = encode_inputs([contribution], terms, entropy, policy.most_error)
-    record.enter(policy.value, terms, (), (counted_weight(contribution, terms),))
+    several = [contribution] if isinstance(contribution, Contribution) else list(contribution)
+    levels, clipped = encode_inputs(several, terms, entropy, policy.most_error)
+    record.enter(policy.value, terms, (), [counted_weight(one, terms) for one in several])
     seeds = [entropy(32) for _ in seed_sets(terms.helpers, terms.colluding)]
-    vector = wrap(levels, terms.bits)
+    vector = wrap(counts_first(terms, levels), terms.bits)
     add_masks(vector, ((m.mask_key(agreed, client, number, seed), 1) for number, seed in enumerate(seeds)))
     boxes = tuple(
         m.SeedBox(helper, seal(key, b"".join(seeds[number] for number in held(terms, helper)), m.box_info(agreed, client, helper)))
         for helper, key in accepted.keys.items()
     )
     commitments = b"".join(m.commitment(agreed, client, number, seed) for number, seed in enumerate(seeds))
-    return signed_upload(identity, agreed, name_digests(terms.session, policy.value.names), vector.tobytes(), boxes, commitments), clipped
+    return signed_upload(identity, terms, name_digests(terms.session, policy.value.names), vector.tobytes(), boxes, commitments), clipped
 
 
 def signed_upload(
-    identity: Identity, agreed: bytes, named: bytes, vector: bytes, boxes: tuple[m.SeedBox, ...], commitments: bytes
+    identity: Identity, terms: HelpedTerms, named: bytes, vector: bytes, boxes: tuple[m.SeedBox, ...], commitments: bytes
 ) -> bytes:
     """An upload with its signature."""
-    box_digests = b"".join(sha256(box.box).digest() for box in boxes)
-    digest = m.upload_digest(agreed, identity.client, named, sha256(vector).digest(), box_digests, commitments)
-    signature = sign(identity, m.UPLOAD, digest)
-    return m.encode(m.MaskedUpload(identity.client, agreed, named, vector, boxes, commitments, signature))
+    unsigned = m.MaskedUpload(identity.client, context(terms), named, vector, boxes, commitments, bytes(64))
+    signature = sign(identity, m.UPLOAD, m.signed_digest(terms, unsigned))
+    return m.encode(msgspec.structs.replace(unsigned, signature=signature))

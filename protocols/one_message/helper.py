@@ -22,16 +22,19 @@ from hashlib import sha256
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import codec, hpke
 from ..copies import check_own
 from ..entropy import Entropy, system_entropy
-from ..errors import LocalError, RemoteError
+from ..errors import HelpersFailed, LocalError, RemoteError
 from ..keys import Identity, Roster, frame, sign, verify, verify_key
 from ..secagg.terms import Bytes16, Bytes32, Count, Id
 from ..secagg.vectors import add_masks, vector_length
 from ..uncopied import uncopied
 from . import messages as m
+from .blocks import counted_masks, counts_of, large, opened_places
+from .noise import discrete_gaussian
 from .terms import LABEL, HelpedTerms, check_terms, context, held, quorum
 
 __all__ = ["Helper", "HelperPolicy"]
@@ -65,7 +68,7 @@ class _Key(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_
 
 
 class _Kept(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of a usable upload: its digest, the names of its value, the helper's seeds in order."""
+    """Of a usable upload: its digest, the names of its value, the helper's seeds in order, the masked counts of blocks."""
 
     _shown = ("client",)
 
@@ -73,6 +76,7 @@ class _Kept(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid
     digest: Bytes32
     names: bytes
     seeds: bytes
+    counts: bytes = b""
 
 
 class _Batch(codec.Redacted, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -164,7 +168,8 @@ class Helper:
 
         Raises:
             RemoteError: "malformed", "wrong-context", "bad-terms", "minimum-too-low", "wrong-round", "not-delivered", "too-few-clients",
-            "second-set", "second-sum", "cohort-change", "too-few-signatures", "bad-signature". Nothing has changed.
+            "second-set", "second-sum", "cohort-change", "too-few-signatures", "bad-signature", "not-held", "masks-differ",
+            "out-of-range". Nothing has changed.
         """
         message = m.decode_to_helper(data)
         self._check(message.terms)
@@ -220,8 +225,11 @@ class Helper:
         secret = hpke.secret_key(self._key(terms.round).seed)
         refused: list[m.RefusedUpload] = []
         fresh: list[_Kept] = []
+        invited = frozenset(m.names(terms.cohort))
         for item in message.items:
             try:
+                if invited and item.client not in invited:
+                    raise RemoteError("not-invited", item.client)
                 kept = self._usable(terms, agreed, item, before.get(item.client), secret)
             except RemoteError as error:
                 refused.append(m.RefusedUpload(item.client, error.code))
@@ -249,7 +257,7 @@ class Helper:
         for place, number in enumerate(held(terms, self.number)):
             if m.commitment(agreed, item.client, number, seeds[32 * place : 32 * place + 32]) != commitments[number]:
                 raise RemoteError("other-seed", item.client)
-        return _Kept(item.client, digest, item.names, seeds)
+        return _Kept(item.client, digest, item.names, seeds, item.vector_digest[:-32])
 
     # --- sets
 
@@ -333,27 +341,51 @@ class Helper:
             verify_key(key, signed.helper, signed.signature, m.CLOSE, *m.closing(signed.helper, name))
         if len(message.signatures) < quorum(terms.helpers, terms.colluding):
             raise RemoteError("too-few-signatures")
-        own, agreed = held(terms, self.number), context(terms)
-        if any(number not in own for group in (*message.send, *message.check) for number in group):
+        own, groups = held(terms, self.number), (*message.send, *message.check)
+        if any(number not in own for group in groups for number in group):
             raise RemoteError("not-held")
-        masks = [self._summed_masks(terms, agreed, kept, group) for group in (*message.send, *message.check)]
+        label, places = m.OPEN, None
+        if terms.clusters and not message.counted:
+            if groups != tuple((number,) for number in own):
+                raise RemoteError("not-held")
+            label, places = m.COUNT, np.arange(terms.clusters)
+        elif terms.clusters:
+            places = self._large(terms, name, kept, message.counted)
+        masks = [self._summed_masks(terms, name, kept, group, places) for group in groups]
         hashes = tuple(sha256(mask).digest() for mask in masks)
-        parts = m.mask_parts(self.number, name, (*message.send, *message.check), hashes)
-        return m.OpenedMasks(self.number, agreed, tuple(masks[: len(message.send)]), hashes, sign(self._identity, m.OPEN, *parts))
+        signature = sign(self._identity, label, *m.mask_parts(self.number, name, groups, hashes))
+        return m.OpenedMasks(self.number, context(terms), tuple(masks[: len(message.send)]), hashes, signature)
 
-    def _summed_masks(self, terms: HelpedTerms, agreed: bytes, kept: Sequence[_Kept], group: Sequence[int]) -> bytes:
-        """The sum of the masks of a group of seeds over the members of a set, as bytes."""
-        total = np.zeros(vector_length(terms), "<u2" if terms.bits == 16 else "<u4")
-        places = {number: 32 * place for place, number in enumerate(held(terms, self.number))}
+    def _large(
+        self, terms: HelpedTerms, name: bytes, kept: Sequence[_Kept], counted: Sequence[m.CountMasks]
+    ) -> NDArray[np.intp]:  # fmt: skip
+        """The places of the blocks that enough members fill. Raises `RemoteError` "masks-differ", "out-of-range" or "too-few-clients"."""
+        try:
+            masks, _ = counted_masks(terms, self._roster, name, counted)
+        except HelpersFailed as error:
+            raise RemoteError(error.code) from None
+        total = np.sum([np.frombuffer(one.counts, masks.dtype) for one in kept], axis=0, dtype=masks.dtype) - masks
+        clusters = large(terms, counts_of(terms, total, len(kept)))
+        if not clusters:
+            raise RemoteError("too-few-clients")
+        return opened_places(terms, clusters)
+
+    def _summed_masks(
+        self, terms: HelpedTerms, name: bytes, kept: Sequence[_Kept], group: Sequence[int], places: NDArray[np.intp] | None
+    ) -> bytes:
+        """The sum of the masks of a group of seeds over the members of a set, less the noise, as bytes; at these places only."""
+        agreed, dtype = context(terms), "<u2" if terms.bits == 16 else "<u4"
+        total = np.zeros(vector_length(terms) if places is None else int(places.max()) + 1, dtype)
+        at = {number: 32 * place for place, number in enumerate(held(terms, self.number))}
+        seeds = {number: [one.seeds[at[number] : at[number] + 32] for one in kept] for number in group}
         add_masks(
             total,
-            (
-                (m.mask_key(agreed, one.client, number, one.seeds[places[number] : places[number] + 32]), 1)
-                for one in kept
-                for number in group
-            ),
+            ((m.mask_key(agreed, one.client, number, seed), 1) for number in group for one, seed in zip(kept, seeds[number], strict=True)),
         )
-        return total.tobytes()
+        for number in group if terms.noise else ():
+            noise = discrete_gaussian(m.noise_key(name, number, seeds[number]), terms.dimension, terms.noise)
+            total[: terms.dimension] -= noise.astype(dtype)
+        return (total if places is None else total[places]).tobytes()
 
 
 def _slot(terms: HelpedTerms) -> str:

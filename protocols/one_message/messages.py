@@ -10,6 +10,9 @@
     server → helper              OpenSet          signatures of a quorum, and which masks to send or to hash
     helper → server              OpenedMasks      the masks and the hashes, signed
 
+Where clients choose their blocks, `OpenSet` comes twice: for the counts of blocks, then, with the helpers' masks of these (`CountMasks`),
+for the blocks that are large enough.
+
 Guarantee: each decoder returns a well-formed message or raises `MalformedMessage`, and reads no more than a stated number of bytes. Lists
 of clients and helpers are strictly increasing. Every message after the terms carries their `context`; boxes, seeds and signatures
 are bound to it and to their sender, under labels of their own. Reveals: the server reads all fields, except what is in boxes and masked.
@@ -30,14 +33,16 @@ from ..keys import Roster, frame, verify_key
 from ..secagg.messages import ids, names
 from ..secagg.terms import MOST_CLIENTS, SMALL_LIMIT_BYTES, Bytes16, Bytes32, Count, Id
 from ..secagg.vectors import vector_length
-from .terms import LABEL, MOST_SETS, HelpedTerms, HelperNumber, context, held
+from .terms import LABEL, MOST_CLUSTERS, MOST_SETS, HelpedTerms, HelperNumber, context, held
 
 __all__ = [
-    "CLOSE", "KEY", "MOST_NAMES", "OPEN", "UPLOAD", "CloseSet", "DeliveredItem", "HelpedInvite", "KeyAnnouncement", "MaskedUpload",
-    "OpenSet", "OpenedMasks", "RefusedUpload", "SeedBox", "SetSignature", "SignedSet", "UploadDelivery", "UploadsRead",
+    "CLOSE", "COUNT", "KEY", "MOST_NAMES", "OPEN", "UPLOAD", "CloseSet", "CountMasks", "DeliveredItem", "HelpedInvite",
+    "KeyAnnouncement", "MaskedUpload", "OpenSet", "OpenedMasks", "RefusedUpload", "SeedBox", "SetSignature", "SignedSet",
+    "UploadDelivery", "UploadsRead",
     "announcement_of", "box_bytes", "box_info", "closing", "commitment", "context", "decode_announcement", "decode_from_helper",
     "decode_invite", "decode_to_helper", "decode_upload", "digest_of", "encode", "ids", "key_parts", "mask_key", "mask_parts", "names",
-    "set_name", "signed_digest", "split_digests", "upload_digest", "upload_limit",
+    "noise_key", "set_name", "signed_digest", "split_digests", "upload_digest", "upload_limit",
+    "vector_digest",
 ]  # fmt: skip
 
 MOST_NAMES = 1 << 10
@@ -45,7 +50,7 @@ MOST_NAMES = 1 << 10
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Group = tuple[Annotated[int, Meta(ge=0, lt=MOST_SETS)], ...]
 Message = TypeVar("Message")
-KEY, UPLOAD, CLOSE, OPEN = (LABEL + name for name in ("key", "upload", "close", "open"))
+KEY, UPLOAD, CLOSE, COUNT, OPEN = (LABEL + name for name in ("key", "upload", "close", "count", "open"))
 
 
 class KeyAnnouncement(msgspec.Struct, frozen=True, array_like=True, tag=1, forbid_unknown_fields=True):
@@ -85,11 +90,11 @@ class MaskedUpload(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_u
 
 
 class DeliveredItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a helper gets of an upload: all that is signed, as digests where it is long, and its own box."""
+    """What a helper gets of an upload: all that is signed, as digests where it is long, and its own box. `vector_digest`: see there."""
 
     client: Id
     names: Annotated[bytes, Meta(max_length=32 * MOST_NAMES)]
-    vector_digest: Bytes32
+    vector_digest: Annotated[bytes, Meta(min_length=32, max_length=32 + 4 * MOST_CLUSTERS)]
     box_digests: Annotated[bytes, Meta(max_length=32 * 16)]
     commitments: Annotated[bytes, Meta(max_length=32 * MOST_SETS)]
     signature: Signature
@@ -141,15 +146,24 @@ class SetSignature(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     signature: Signature
 
 
+class CountMasks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Of a helper's `OpenedMasks` of counts, passed on: the mask of each seed that it knows, in order, and its signature."""
+
+    helper: HelperNumber
+    masks: tuple[Annotated[bytes, Meta(max_length=4 * MOST_CLUSTERS)], ...]
+    signature: Signature
+
+
 class OpenSet(msgspec.Struct, frozen=True, array_like=True, tag=8, forbid_unknown_fields=True):
     """Server: signatures of a quorum, and groups of seeds: of each in `send` the helper sends the summed mask, of each in `check` its
-    hash."""
+    hash. `counted`: the helpers' masks of the counts, which decide the blocks to be opened."""
 
     terms: HelpedTerms
     members: bytes
     signatures: tuple[SetSignature, ...]
     send: tuple[Group, ...]
     check: tuple[Group, ...]
+    counted: tuple[CountMasks, ...] = ()
 
 
 class OpenedMasks(msgspec.Struct, frozen=True, array_like=True, tag=9, forbid_unknown_fields=True):
@@ -231,6 +245,8 @@ def decode_to_helper(data: bytes, terms: HelpedTerms | None = None) -> ToHelper:
                 _check_names_and_seeds(item.names, item.commitments, message.terms)
                 if len(item.box_digests) != 32 * len(message.terms.keys):
                     raise MalformedMessage
+                if len(item.vector_digest) != 32 + count_bytes(message.terms):
+                    raise MalformedMessage
         case CloseSet():
             names(message.members)
         case OpenSet():
@@ -239,6 +255,12 @@ def decode_to_helper(data: bytes, terms: HelpedTerms | None = None) -> ToHelper:
             numbers = [number for group in (*message.send, *message.check) for number in group]
             if len(set(numbers)) != len(numbers) or not all((*message.send, *message.check)):
                 raise MalformedMessage
+            _increasing([counted.helper for counted in message.counted])
+            for counted in message.counted:
+                if counted.helper >= message.terms.helpers or len(counted.masks) != len(held(message.terms, counted.helper)):
+                    raise MalformedMessage
+                if any(len(mask) != count_bytes(message.terms) for mask in counted.masks):
+                    raise MalformedMessage
     return message
 
 
@@ -301,15 +323,32 @@ def mask_key(agreed: bytes, client: int, number: int, seed: bytes) -> bytes:
     return sha256(frame(LABEL + "mask", agreed, _number(client), _number(number), seed)).digest()
 
 
+def noise_key(name: bytes, number: int, seeds: Sequence[bytes]) -> bytes:
+    """The key of the noise of a seed's set of helpers, by the name of a set of clients and these clients' seeds."""
+    return sha256(frame(LABEL + "noise", name, _number(number), *seeds)).digest()
+
+
 def upload_digest(agreed: bytes, client: int, named: bytes, vector_digest: bytes, box_digests: bytes, commitments: bytes) -> bytes:
     """What a client signs: everything in its upload."""
     return sha256(frame(LABEL + "upload", agreed, _number(client), named, vector_digest, box_digests, commitments)).digest()
 
 
-def signed_digest(message: MaskedUpload) -> bytes:
+def count_bytes(terms: HelpedTerms) -> int:
+    """The length of the counts, which a vector of several blocks begins with."""
+    return terms.clusters * terms.bits // 8
+
+
+def vector_digest(terms: HelpedTerms, vector: bytes) -> bytes:
+    """SHA-256 of a masked vector; of several blocks the masked counts, then SHA-256 of the rest."""
+    counts = count_bytes(terms)
+    return vector[:counts] + sha256(vector[counts:]).digest()
+
+
+def signed_digest(terms: HelpedTerms, message: MaskedUpload) -> bytes:
     """The `upload_digest` of an upload."""
     boxes = b"".join(digest_of(box.box) for box in message.boxes)
-    return upload_digest(message.context, message.client, message.names, digest_of(message.vector), boxes, message.commitments)
+    digest = vector_digest(terms, message.vector)
+    return upload_digest(message.context, message.client, message.names, digest, boxes, message.commitments)
 
 
 def digest_of(data: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 The caller hands it what arrives and sends what it returns; no I/O, no clock. Uploads may come, and be delivered to helpers, in any number
 of batches. `close` ends that; then each `advance` takes the helpers' answers and returns messages for them, until there are none. A helper
-that does not answer is left out from then on, and others send what it would have sent.
+that does not answer is left out from then on, and others send what it would have sent; with fewer than a quorum there is no sum.
 
 Guarantee: `result` is the exact integer sum, modulo 2^bits, of the vectors that the members masked, or there is none: the sum of each
 seed's masks is taken from helpers that agree on it, t + 1 of them where so many know it, of which one is honest. Where they differ, each
@@ -27,11 +27,12 @@ from ..keys import Roster, verify_key
 from ..secagg.vectors import Sum, unwrap, vector_length
 from ..uncopied import uncopied
 from . import messages as m
+from .blocks import counted_masks, counts_of, in_order, large, opened_places
 from .terms import HelpedTerms, check_terms, context, held, quorum, seed_sets
 
 __all__ = ["HelpedServer", "plan"]
 
-Stage = Literal["collecting", "closing", "opening", "done"]
+Stage = Literal["collecting", "closing", "counting", "opening", "done"]
 Group = tuple[int, ...]
 
 
@@ -69,10 +70,10 @@ class _Arrived:
     shared: m.DeliveredItem
 
     @staticmethod
-    def of(upload: m.MaskedUpload) -> "_Arrived":
+    def of(terms: HelpedTerms, upload: m.MaskedUpload) -> "_Arrived":
         boxes = tuple(box.box for box in upload.boxes)
         digests = b"".join(sha256(box).digest() for box in boxes)
-        digest = sha256(upload.vector).digest()
+        digest = m.vector_digest(terms, upload.vector)
         shared = m.DeliveredItem(upload.client, upload.names, digest, digests, upload.commitments, upload.signature, b"")
         return _Arrived(upload.vector, boxes, shared)
 
@@ -119,7 +120,12 @@ class HelpedServer:
         self._waiting: dict[int, _Arrived] = {}
         self._sent: dict[int, _Arrived] = {}
         self._members: dict[int, bytes] = {}
+        self._invited = frozenset(m.names(terms.cohort))
         self._name = b""
+        self._places: NDArray[np.intp] = np.arange(vector_length(terms))
+        self._evidence: tuple[m.CountMasks, ...] = ()
+        self.counts: tuple[int, ...] = ()
+        self.open_clusters: tuple[int, ...] = ()
         self._signatures: dict[int, bytes] = {}
         self._asked: dict[int, tuple[tuple[Group, ...], tuple[Group, ...]]] = {}
         self._votes: dict[Group, dict[int, bytes]] = {}
@@ -149,19 +155,21 @@ class HelpedServer:
         """Takes the upload of a client that the caller knows to be its sender.
 
         Raises:
-            RemoteError: "wrong-stage", "malformed", "second-message" or "too-many-clients". Nothing has changed.
+            RemoteError: "wrong-stage", "malformed", "not-invited", "second-message" or "too-many-clients". Nothing has changed.
         """
         if self.stage != "collecting":
             raise RemoteError("wrong-stage", client)
         message = m.decode_upload(data, self.terms)
         if message.client != client:
             raise MalformedMessage
+        if self._invited and client not in self._invited:
+            raise RemoteError("not-invited", client)
         known = {*self._waiting, *self._sent, *self._members, *self.refused}
         if client in known:
             raise RemoteError("second-message", client)
         if len(known) >= self.terms.maximum:
             raise RemoteError("too-many-clients", client)
-        self._waiting[client] = _Arrived.of(message)
+        self._waiting[client] = _Arrived.of(self.terms, message)
 
     def deliver(self) -> dict[int, bytes]:
         """Messages for the helpers with the uploads that came since the last; none if there were none. `delivered` takes the answers."""
@@ -209,7 +217,7 @@ class HelpedServer:
         """Takes the helpers' answers to the last messages; the next messages, none once there is a result.
 
         Raises:
-            HelpersFailed: "too-few-helpers" or "masks-differ". SumFailed: "out-of-range".
+            HelpersFailed: "too-few-helpers" or "masks-differ". SumFailed: "out-of-range". TooFewClients: no block has enough.
         """
         if self.stage == "closing":
             messages, _ = self._read(answers, m.SignedSet, self.helpers)
@@ -218,6 +226,10 @@ class HelpedServer:
                     self._signatures[helper] = message.signature
             self._enough(tuple(self._signatures))
             self.helpers = tuple(sorted(self._signatures))
+            self.stage = "counting" if self.terms.clusters else "opening"
+            return self._count() if self.terms.clusters else self._open()
+        if self.stage == "counting":
+            self._counted(answers)
             self.stage = "opening"
             return self._open()
         if self.stage == "opening":
@@ -269,33 +281,73 @@ class HelpedServer:
                 if seed in held(self.terms, helper):
                     send[helper].append((seed,))
         self._asked = {helper: (tuple(send[helper]), tuple(check[helper])) for helper in self.helpers if send[helper] or check[helper]}
+        return self._openings()
+
+    def _openings(self) -> dict[int, bytes]:
         signatures = tuple(m.SetSignature(helper, signature) for helper, signature in sorted(self._signatures.items()))
         members = m.ids(self._members)
-        return {helper: m.encode(m.OpenSet(self.terms, members, signatures, *asked)) for helper, asked in self._asked.items()}
+        return {
+            helper: m.encode(m.OpenSet(self.terms, members, signatures, *asked, self._evidence)) for helper, asked in self._asked.items()
+        }
+
+    def _count(self) -> dict[int, bytes]:
+        """Messages that ask each helper for its masks of the counts."""
+        self._places = np.arange(self.terms.clusters)
+        self._asked = {helper: (tuple((number,) for number in held(self.terms, helper)), ()) for helper in self.helpers}
+        return self._openings()
+
+    def _counted(self, answers: Mapping[int, bytes]) -> None:
+        """Takes the masks of the counts. Which blocks are opened follows from them."""
+        terms = self.terms
+        messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
+        counted = {
+            helper: m.CountMasks(helper, message.masks, message.signature)
+            for helper, message in sorted(messages.items())
+            if self._fits(helper, message, m.COUNT)
+        }
+        self.helpers = tuple(helper for helper in self.helpers if helper in counted)
+        self._enough(self.helpers)
+        self._evidence = tuple(counted.values())
+        masks, liars = counted_masks(terms, self._roster, self._name, self._evidence)
+        self.liars |= liars
+        self._total[: terms.clusters] -= masks
+        try:
+            self.counts = counts_of(terms, self._total[: terms.clusters], len(self._members))
+        except RemoteError as error:
+            raise SumFailed(error.code, among=self.members) from None
+        self.open_clusters = large(terms, self.counts)
+        if not self.open_clusters:
+            raise TooFewClients(self.counts, terms.minimum)
+        self._places = opened_places(terms, self.open_clusters)
 
     def _opened(self, answers: Mapping[int, bytes]) -> None:
         messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
         self._votes, self._masks = {}, {}
         for helper, message in messages.items():
-            if not self._counted(helper, message):
+            if not self._voted(helper, message):
                 self.helpers = tuple(other for other in self.helpers if other != helper)
         for group, votes in self._votes.items():
             self._settle(group, votes)
-        self._enough_known()
+        self._enough(self.helpers)
 
-    def _counted(self, helper: int, message: m.OpenedMasks) -> bool:
-        """Whether a helper's masks and hashes are signed and are those that it was asked for; they are counted then."""
+    def _fits(self, helper: int, message: m.OpenedMasks, label: str) -> bool:
+        """Whether a helper's masks and hashes are signed and are those that it was asked for."""
         send, check = self._asked[helper]
         groups = (*send, *check)
         if len(message.masks) != len(send) or len(message.hashes) != len(groups):
             return False
         fits = all(
-            len(mask) == self._total.nbytes and sha256(mask).digest() == digest
+            len(mask) == len(self._places) * self._dtype.itemsize and sha256(mask).digest() == digest
             for mask, digest in zip(message.masks, message.hashes, strict=False)
         )
-        if not fits or not self._good(helper, message.signature, m.OPEN, m.mask_parts(helper, self._name, groups, message.hashes)):
+        return fits and self._good(helper, message.signature, label, m.mask_parts(helper, self._name, groups, message.hashes))
+
+    def _voted(self, helper: int, message: m.OpenedMasks) -> bool:
+        """Counts a helper's masks and hashes, if they are what it was asked for."""
+        if not self._fits(helper, message, m.OPEN):
             return False
-        for group, digest in zip(groups, message.hashes, strict=True):
+        send, check = self._asked[helper]
+        for group, digest in zip((*send, *check), message.hashes, strict=True):
             self._votes.setdefault(group, {})[helper] = digest
         for group, mask, digest in zip(send, message.masks, message.hashes, strict=False):
             self._masks[group, digest] = np.frombuffer(mask, self._dtype)
@@ -313,18 +365,18 @@ class HelpedServer:
             self._single |= set(group)
             return
         if (certain or len(votes) == len(asked)) and (group, top) in self._masks:
-            self._total -= self._masks[group, top]
+            self._total[self._places] -= self._masks[group, top]
             self._left -= set(group)
             self.liars |= {helper for helper, digest in votes.items() if digest != top}
 
-    def _enough_known(self) -> None:
-        knowing = {seed for helper in self.helpers for seed in held(self.terms, helper)}
-        if not self._left <= knowing:
-            raise HelpersFailed("too-few-helpers", self.helpers)
-
     def _finish(self) -> None:
         self.stage = "done"
+        if self.terms.clusters:  # blocks that stay closed are zeros
+            opened = np.zeros_like(self._total)
+            places = np.concatenate([np.arange(self.terms.clusters), self._places])
+            opened[places] = self._total[places]
+            self._total = opened
         try:
-            self._result = Sum(self.terms, self.members, unwrap(self._total, self.terms.bits))
+            self._result = Sum(self.terms, self.members, in_order(self.terms, unwrap(self._total, self.terms.bits)))
         except ValueError:
             raise SumFailed("out-of-range", among=self.members) from None

@@ -19,12 +19,14 @@ from .. import codec
 from ..errors import MalformedMessage, TooFewClients
 from ..keys import Roster, frame
 from ..secagg.effective import FEWEST_LEVELS, smallest_least_weight
+from ..secagg.messages import ids, names
 from ..secagg.terms import MOST_CLIENTS, SMALL_LIMIT_BYTES, Bytes16, Bytes32, Count, Slot, check_inputs
 from ..secagg.vectors import Bits, FixedPoint, largest_levels
+from .noise import REACH
 
 __all__ = [
-    "LABEL", "MOST_HELPERS", "MOST_SETS", "HelperNumber", "HelpedTerms", "check_terms", "context", "held", "make_terms", "most_failing",
-    "quorum", "seed_sets",
+    "LABEL", "MOST_CLUSTERS", "MOST_HELPERS", "MOST_SETS", "HelperNumber", "HelpedTerms", "check_terms", "context", "held", "make_terms",
+    "most_failing", "quorum", "seed_sets",
 ]  # fmt: skip
 
 LABEL = "cflpriv one-message v1 "
@@ -32,6 +34,7 @@ LABEL = "cflpriv one-message v1 "
 MOST_HELPERS = 16
 MOST_SETS = 256
 """So many seeds a client deals at most."""
+MOST_CLUSTERS = 1 << 12
 HelperNumber = Annotated[int, Meta(ge=0, lt=MOST_HELPERS)]
 _TINY = 2.0**-40
 
@@ -47,6 +50,9 @@ class HelpedTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     models: SHA-256 of every model that members may hold, increasing.
     roster: digest of the pinned roster, which names clients and helpers.
     bits, clip, levels, dimension, weight_limit, least_weight: as in `secagg.Terms`.
+    cohort: the clients that may be members, packed; empty: all on the roster.
+    clusters: how many blocks a vector has, which clients fill by a choice of their own (`blocks`); 0: it is one value.
+    noise: the standard deviation, in levels, of the noise that helpers add for each seed; 0: none.
     """
 
     session: Bytes16
@@ -66,6 +72,9 @@ class HelpedTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     dimension: Annotated[int, Meta(ge=1, le=1 << 30)]
     weight_limit: float
     least_weight: float
+    cohort: bytes
+    clusters: Annotated[int, Meta(ge=0, le=MOST_CLUSTERS)]
+    noise: Count
 
     @property
     def slot(self) -> Slot:
@@ -79,8 +88,13 @@ class HelpedTerms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """None: a sum has one block."""
-        return ()
+        """All blocks by their cluster. No client knows how many fill one."""
+        return tuple((cluster, 0) for cluster in range(self.clusters))
+
+    @property
+    def beyond(self) -> int:
+        """So far helpers' noise takes a sum out of the range of the members' levels at most."""
+        return comb(self.helpers, self.colluding) * REACH * self.noise
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -130,7 +144,24 @@ def check_terms(terms: HelpedTerms) -> None:
         raise ValueError(f"keys: expected those of {quorum(terms.helpers, terms.colluding)} helpers at least")
     if not terms.models or any(a >= b for a, b in pairwise(terms.models)):
         raise ValueError("models: expected distinct hashes in increasing order")
+    if terms.cohort and len(_cohort(terms)) != terms.maximum:
+        raise ValueError("cohort: expected as many clients as maximum")
+    if terms.clusters and not (terms.least_weight == terms.weight_limit > 0):
+        raise ValueError("weight_limit: expected equal weights above 0 where clients choose their blocks: they are the counts")
+    if terms.clusters and terms.helpers - terms.colluding <= terms.colluding:
+        raise ValueError("helpers: expected more than twice as many as may collude, who agree on the counts of blocks")
+    if terms.noise and (terms.weight_limit or terms.clusters):
+        raise ValueError("noise: expected an unweighted sum of one block")
     check_inputs(terms, terms.maximum)
+    if terms.maximum * terms.levels + terms.beyond >= 1 << (terms.bits - 1):
+        raise ValueError("levels: the helpers' noise leaves no room for them")
+
+
+def _cohort(terms: HelpedTerms) -> tuple[int, ...]:
+    try:
+        return names(terms.cohort)
+    except MalformedMessage:
+        raise ValueError("cohort: expected distinct clients in increasing order") from None
 
 
 def make_terms(
@@ -152,6 +183,9 @@ def make_terms(
     min_cohort: int = 3,
     effective: int | None = None,
     cohort_change: int = 0,
+    cohort: Iterable[int] = (),
+    clusters: int = 0,
+    noise: int = 0,
 ) -> HelpedTerms:
     """Valid terms, with everything that follows from the rest filled in.
 
@@ -163,6 +197,7 @@ def make_terms(
         announced: the announcements of helpers (`Helper.announcement`), by number.
         clients: the most clients of the sum.
         levels, least_weight, spread, effective: as in `secagg.make_terms`.
+        cohort, clusters, noise: as in `HelpedTerms`.
 
     Raises:
         ValueError: naming the field that is wrong; "levels" where the sum could overflow.
@@ -173,19 +208,23 @@ def make_terms(
     needed = min_cohort if effective is None else effective
     most_differ = weight_limit and clients > min_cohort and least_weight != weight_limit
     minimum = max(min_cohort, clients // 2 + 1) if most_differ or spread > 1 else min_cohort
-    fixed = FixedPoint(bits, float(clip), largest_levels(clients, bits) if levels is None else levels)
+    if levels is None:
+        beyond = comb(len(roster.holders), colluding) * REACH * noise
+        levels = ((1 << (bits - 1)) - 1 - beyond) // clients if noise else largest_levels(clients, bits)
+    fixed = FixedPoint(bits, float(clip), levels)
     if least_weight is None:
         least_weight = 0.0
         if weight_limit:
             smallest = smallest_least_weight(minimum, needed, float(weight_limit), spread)
             least_weight = max(smallest, weight_limit * min(1.0, FEWEST_LEVELS / fixed.levels), weight_limit * _TINY)
-        else:
-            smallest_least_weight(minimum, needed, 1.0, spread)
+    if least_weight == weight_limit:
+        smallest_least_weight(minimum, needed, 1.0, spread)
     terms = HelpedTerms(
         session=session, round=slot[0], sum=slot[1], helpers=len(roster.holders), colluding=colluding,
         keys=tuple((helper, sha256(data).digest()) for helper, data in sorted(announced.items())), minimum=minimum, maximum=clients,
         cohort_change=cohort_change, models=tuple(sorted(set(models))), roster=roster.digest, bits=bits, clip=fixed.clip,
         levels=fixed.levels, dimension=dimension, weight_limit=float(weight_limit), least_weight=float(least_weight),
+        cohort=ids(cohort), clusters=clusters, noise=noise,
     )  # fmt: skip
     check_terms(terms)
     try:

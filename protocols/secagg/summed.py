@@ -169,7 +169,9 @@ class SumRecord:
 
 def _settings(terms: InputTerms, form: bytes) -> bytes:
     """The digest of everything public that decides what a sum shows, besides its survivors."""
-    public = (terms.bits, terms.clip, terms.levels, terms.weight_limit, terms.least_weight, bool(terms.blocks))
+    public: tuple[object, ...] = (terms.bits, terms.clip, terms.levels, terms.weight_limit, terms.least_weight, bool(terms.blocks))
+    if terms.beyond:
+        public = (*public, terms.beyond)
     return sha256(frame(LABEL + "settings of a sum", repr(public).encode(), form)).digest()
 
 

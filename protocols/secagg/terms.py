@@ -100,6 +100,11 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         """The quantiser."""
         return FixedPoint(self.bits, self.clip, self.levels)
 
+    @property
+    def beyond(self) -> int:
+        """0: noise is in the clients' levels."""
+        return 0
+
 
 def fewest_survivors(terms: Terms) -> int:
     """The fewest survivors that may be unmasked.

@@ -240,6 +240,8 @@ class InputTerms(Protocol):
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]: ...
     @property
+    def beyond(self) -> int: ...
+    @property
     def fixed(self) -> FixedPoint: ...
 
 
@@ -381,8 +383,8 @@ class Sum(Generic[AnyTerms]):
     levels: the exact integer sum, int32, shape (vector_length(terms),).
 
     Raises:
-        ValueError: for a sum that no vectors within the terms have: a value outside ± survivors · levels, a weight or the
-        number of clients that clipped outside their range.
+        ValueError: for a sum that no vectors within the terms have: a value outside ± survivors · levels (and the noise `terms.beyond`), a
+        weight or the number of clients that clipped outside their range.
     """
 
     terms: AnyTerms
@@ -399,6 +401,7 @@ class Sum(Generic[AnyTerms]):
             least = len(self.survivors) * math.floor(self.terms.least_weight / self.terms.weight_limit * self.terms.levels)
         if any(not least <= weight <= most for weight in weights):
             raise ValueError("sum: weights outside their range")
+        most += self.terms.beyond
         if int(self.levels.min()) < -most or int(self.levels.max()) > most:
             raise ValueError("sum: values outside their range")
 

@@ -65,7 +65,7 @@ def _forged(sums: Collected, members: Sequence[int]) -> dict[int, bytes]:
 
 def _name(sums: Collected, members: Sequence[int]) -> bytes:
     """The name of a set of uploads."""
-    digests = [steps.signed_digest(steps.decode_upload(sums.uploads[client], sums.terms)) for client in sorted(members)]
+    digests = [steps.signed_digest(sums.terms, steps.decode_upload(sums.uploads[client], sums.terms)) for client in sorted(members)]
     return steps.set_name(context(sums.terms), digests)
 
 
@@ -170,7 +170,7 @@ def copied_box(run: AttackRun) -> ActiveGuess:
     own, *others = run.accomplices
     upload = steps.decode_upload(sums.uploads[run.victim], sums.terms)
     sums.uploads[own] = signed_upload(
-        run.identities[own], upload.context, upload.names, upload.vector, upload.boxes, upload.commitments
+        run.identities[own], sums.terms, upload.names, upload.vector, upload.boxes, upload.commitments
     )  # fmt: skip
     sums.deliver()
     members = sorted({run.victim, own, *others})
@@ -191,7 +191,7 @@ def other_seed(run: AttackRun) -> ActiveFigure:
     seeds = system_entropy(32 * len(held(sums.terms, 0)))
     box = steps.SeedBox(0, hpke.seal(key, seeds, steps.box_info(upload.context, own, 0)))
     sums.uploads[own] = signed_upload(
-        run.identities[own], upload.context, upload.names, upload.vector, (box, *upload.boxes[1:]), upload.commitments
+        run.identities[own], sums.terms, upload.names, upload.vector, (box, *upload.boxes[1:]), upload.commitments
     )  # fmt: skip
     codes = sums.deliver()
     blamed = None if own in codes else float(len(_finished(sums)[1] - set(sums.traitors)))
@@ -290,7 +290,7 @@ def _helped(config: Config) -> str:
     if not config.protection.sums.helped:
         return f"there are no helpers under sum = {config.protection.sum!r}"
     if config.privacy.unit == "client":
-        return "sums carry clients' shares of noise, which this attack does not add"
+        return "sums carry noise, which this attack does not ask for"
     return ""
 
 

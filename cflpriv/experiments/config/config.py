@@ -306,7 +306,7 @@ class Config:
             releases = of_participations(releases, t.rounds, participations)
         return plan_noise(
             self.privacy, releases, epochs=t.epochs, batch_size=t.batch_size, seed=self.run.seed,
-            shares=self.protection.smallest_sum - 1 if self.privacy.noise == "shared" else 0,
+            shares=self.protection.noise_shares if self.privacy.noise == "shared" else 0,
         )  # fmt: skip
 
     def noise_of(self, groups: Mapping[int, int]) -> Noise | None:
@@ -343,7 +343,7 @@ class Config:
         if not isinstance(t.lr, DerivedFloat):
             return t.lr
         noise = self.noise()
-        return float(t.lr) if noise is None else derived_lr(t, noise, model, self.cohort)
+        return float(t.lr) if noise is None else derived_lr(t, noise, model, self.cohort, self.protection.helper_sets)
 
     def fitted(self, population: Population) -> tuple["Config", str]:
         """The configuration with the learning rate that follows from the run in its place, and a line that names all keys that were left

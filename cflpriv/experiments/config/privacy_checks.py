@@ -52,10 +52,10 @@ def check_privacy(
 
 
 def _check_clients(privacy: Privacy, protection: Protection) -> None:
-    if protection.sum not in ("none", "secagg"):
+    if protection.sum not in ("none", "secagg", "one_message"):
         raise InputError(
             f"protection.sum = {protection.sum!r} under privacy.unit = 'client': noise goes to sums in the clear or inside secure "
-            "aggregation; use 'none' (the server is trusted) or 'secagg'"
+            "aggregation; use 'none' (the server is trusted), 'secagg' or 'one_message'"
         )
     if privacy.correlated and protection.sum != "none":
         raise InputError(
@@ -101,8 +101,11 @@ def _check_shared(protection: Protection, training: TrainingSection, spec: Algor
     """What noise that clients share needs: updates leave in secure sums only, one step a round."""
     why = "under privacy.noise = 'shared'"
     other = "or privacy.noise = 'per_client'"
-    if protection.sum != "secagg":
-        raise InputError(f"protection.sum = {protection.sum!r} {why}: updates carry no noise before the secure sum; use 'secagg', {other}")
+    if protection.sum not in ("secagg", "one_message"):
+        raise InputError(
+            f"protection.sum = {protection.sum!r} {why}: updates carry no noise before the secure sum; use 'secagg' or 'one_message', "
+            f"{other}"
+        )
     if protection.robust != "none":
         raise InputError(f"protection.robust = {protection.robust!r} {why}: each bucket would need all of the noise; use 'none', {other}")
     if protection.small_clusters == "local":

@@ -29,7 +29,7 @@ from ...data.tables import TABLES
 from ...data.text import TEXTS
 from ...engine.models import Model
 from ...errors import InputError
-from ...privacy.settings import Noise, Privacy
+from ...privacy.settings import Noise, Privacy, noise_of_mean
 from .sections import TrainingSection
 
 __all__ = ["RECIPES", "DerivedFloat", "DerivedInt", "derived_lr", "with_private_values", "with_recipe"]
@@ -91,11 +91,11 @@ def with_private_values(training: TrainingSection, configured: Mapping[str, Any]
     return {key: value for key, value in values.items() if key not in configured}
 
 
-def derived_lr(training: TrainingSection, noise: Noise, model: Model, clients: int) -> float:
-    """The learning rate of the rule, for noise that was planned for the run."""
+def derived_lr(training: TrainingSection, noise: Noise, model: Model, clients: int, helper_sets: int = 0) -> float:
+    """The learning rate of the rule, for noise that was planned for the run. `helper_sets` as in `noise_of_mean`."""
     a_round = 1 if noise.shares else max(1, round(training.epochs / noise.sampling_rate))
     steps = max(1, training.rounds * a_round)
-    deviation = noise.training / (noise.sampling_rate * noise.samples * sqrt(max(1, clients))) / sqrt(noise.shares or 1)
+    deviation = noise.training / (noise.sampling_rate * noise.samples) * noise_of_mean(noise, max(1, clients), helper_sets)
     drift = DRIFT / (deviation * sqrt(steps * model.dimension)) if deviation else LARGEST
     largest = LARGEST if model.loss == "cross_entropy" else LARGEST_OF_NUMBERS
     return float(min(largest, PATH / steps, drift)) * (1 - training.momentum) / noise.clip_norm

@@ -22,6 +22,7 @@ PROTECTIONS = {
     "permutation": "secret order", "signed_permutation": "secret order and signs", "hadamard": "secret Hadamard transform",
     "haar": "secret rotation", "ckks": "encrypted comparison", "shares": "comparison in shares", "sketch": "public sketch",
     "secagg": "secure sums", "secagg-oblivious": "secure sums, groups hidden", "one_message": "secure sums by helpers",
+    "one_message-oblivious": "secure sums by helpers, groups hidden",
     "trimmed_mean": "trimmed mean", "geometric_median": "geometric median", "centred_clipping": "centred clipping",
 }  # fmt: skip
 ADVERSARIES = {

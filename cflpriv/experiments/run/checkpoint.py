@@ -36,7 +36,7 @@ from ...federation.server import FederationServer
 from ...federation.store import ObjectStore
 from ...federation.task_encoding import made, plain
 from ...federation.values import keep_values, kept_values
-from ...files import write_arrays, write_atomically
+from ...files import PRIVATE, write_arrays, write_atomically
 from ...protocols.bounded_files import open_regular, read_json
 from ...protocols.keys import Identity
 from ...transports.simulation import Simulated
@@ -202,7 +202,7 @@ def save_checkpoint(
 
     Raises OSError where it cannot be written; an earlier checkpoint of another name is untouched then.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     out = _Out({} if simulated is None else simulated.data)
     tree = {
         "format": FORMAT,
@@ -216,11 +216,11 @@ def save_checkpoint(
     files, size = {}, 0
     for file, arrays in ((f"{name}.safetensors", out.server), (f"{name}.clients.safetensors", out.others)):
         if arrays is out.server or simulated is not None:
-            files[file], written = write_arrays(folder / file, arrays, mode=0o600 if arrays is out.others else 0o644)
+            files[file], written = write_arrays(folder / file, arrays)
             size += written
     tree["files"] = files
     tree["digest"] = tree_digest(tree)
-    write_atomically(folder / f"{name}.json", json.dumps(tree, sort_keys=True) + "\n")
+    write_atomically(folder / f"{name}.json", json.dumps(tree, sort_keys=True) + "\n", PRIVATE)
     return size
 
 

@@ -238,6 +238,6 @@ def _write_models(run: Experiment, out: Path) -> None:
         for i, model in enumerate(value if isinstance(value, list | tuple) else [value]):
             if getattr(model, "is_clear", False):
                 models[f"{name}/{i}"] = np.ascontiguousarray(model.value())
-    (out / "checkpoints").mkdir(exist_ok=True)
+    (out / "checkpoints").mkdir(exist_ok=True, mode=0o700)
     if models:
         write_arrays(out / "checkpoints" / "models.safetensors", models)

@@ -307,7 +307,7 @@ def finish(run: Experiment) -> dict[str, Any]:
         "download_bytes": transcript.download_bytes,
         **traffic_summary(run.federation, run.rows, run.config.run.target_accuracy, len(run.expected)),
         "newcomers": run.admitted,
-        **summed_up(run.run_ledger, run.stopped),
+        **summed_up(run.run_ledger, run.stopped, bool(run.config.protection.helper_sets)),
         "messages": len(transcript.messages),
         "data_digest": run.digest or population_digest(run.population),
         "notes": list(run.population.notes),

@@ -137,7 +137,9 @@ def guarantee(privacy: Privacy, protection: Protection) -> str:
     """One line: what the run may spend, on what, and who adds the noise."""
     unit, change = privacy.unit, "more or less" if privacy.relation == "add_remove" else "exchanged"
     source = "its own noise" if unit == "sample" else "noise by the server, which is trusted"
-    if protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
+    if protection.sums.helped and (unit == "client" or privacy.noise == "shared"):
+        source = f"noise by the helpers of a secure sum; {protection.helpers_colluding} of them may work with the server"
+    elif protection.sum == "secagg" and (unit == "client" or privacy.noise == "shared"):
         source = f"noise shared by the members of a secure sum, of which {protection.smallest_sum - 1} count"
     if privacy.clip_quantile:
         source += f"; the clip norm follows the {privacy.clip_quantile:g} quantile of contributions"
@@ -173,10 +175,10 @@ def spent(spending: RunLedger | None, clients: Sequence[int]) -> Mapping[str, An
     return {"epsilon": max(each.values(), default=0.0), "epsilon_per_client": [round(each[client], 6) for client in clients]}
 
 
-def summed_up(spending: RunLedger | None, stopped: str | None) -> Mapping[str, Any]:
+def summed_up(spending: RunLedger | None, stopped: str | None, helped: bool = False) -> Mapping[str, Any]:
     """For the summary. `epsilon` is what was spent, not what was allowed (`epsilon_budget`).
 
-    `epsilon_if_colluding`: ε, by the share of counted members that reveal their noise to the server.
+    `epsilon_if_colluding`: ε, by the share of counted members that reveal their noise to the server. None if the noise is the helpers'.
     """
     if spending is None:
         return {"epsilon": None, "delta": None}
@@ -184,5 +186,5 @@ def summed_up(spending: RunLedger | None, stopped: str | None) -> Mapping[str, A
     b = spending.ledger.budget
     return {
         "epsilon": most, "delta": b.delta, "epsilon_budget": b.epsilon, "privacy_unit": b.unit, "privacy_relation": b.relation,
-        "epsilon_if_colluding": _colluding(spending.ledger), "stopped": stopped,
+        "epsilon_if_colluding": None if helped else _colluding(spending.ledger), "stopped": stopped,
     }  # fmt: skip

@@ -103,7 +103,7 @@ def put_aside(folder: Path, number: int, rows: int, messages: int) -> dict[str, 
     path = folder / "rounds.jsonl"
     lines = read_bytes(path, LARGEST_TABLE_BYTES).splitlines(keepends=True) if path.is_file() else []
     if lines[rows:]:
-        aside.mkdir(parents=True, exist_ok=True)
+        aside.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(aside / "rounds.jsonl", b"".join(lines[rows:]).decode("utf-8", errors="replace"))
         with open(path, "r+b", opener=in_place) as out:
             out.truncate(sum(map(len, lines[:rows])))
@@ -116,7 +116,7 @@ def put_audit_aside(folder: Path, number: int) -> None:
     aside = folder / "interrupted" / str(number)
     for name in ("audit.json", "audit"):
         if (folder / name).exists():
-            aside.mkdir(parents=True, exist_ok=True)
+            aside.mkdir(parents=True, exist_ok=True, mode=0o700)
             (folder / name).rename(aside / name)
 
 

@@ -21,7 +21,7 @@ from ...engine.device import using
 from ...engine.threads import one_thread
 from ...error_sums import pooled_errors
 from ...errors import CflprivWarning, InputError
-from ...files import write_atomically
+from ...files import PRIVATE, write_atomically
 from ...plugins import load_plugin
 from ...protocols.bounded_files import read_json
 from ...protocols.entropy import public_entropy, system_entropy
@@ -244,7 +244,8 @@ def _scores(run: Experiment, clients: tuple[int, ...]) -> Mapping[str, Any]:
     if private is not None and private.noise.training and due(run.federation.round, run.config.training.rounds):
         epochs, share = run.config.training.epochs, run.config.training.participation
         of = None if labels is None else {client: labels[client] for client in placed(labels, clients)}
-        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share, run.config.training.augment)
+        views, sets = run.config.training.augment, run.config.protection.helper_sets
+        scores |= training_noise(run.simulated, model, private.noise, epochs, clients, of, share, views, sets)
     if choices is not None and (known := [i for i, client in enumerate(clients) if client in run.truth]):
         scores["choice_ari"] = ari([run.truth[clients[i]] for i in known], [choices[i] for i in known])
     return {**scores, "per_client": per_client}
@@ -263,12 +264,12 @@ def _write_secrets(early: Mapping[str, Mapping[str, str]], run: Experiment, out:
     """The key holder makes its keys when an epoch opens. Clients erase some of theirs; those who collude do not, so `early` ones stay."""
     for party, secrets in secrets_of(run).items():
         path = out / "secrets" / f"{party.replace(':', '_')}.json"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
         try:
             written = dict(read_json(path)) if path.is_file() else {}
         except (ValueError, TypeError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it and --resume, without the secrets that were in it alone") from None
-        write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n")
+        write_atomically(path, json.dumps({"party": party, **secrets, **early.get(party, {}), **written}) + "\n", PRIVATE)
 
 
 def _listed(values: Array) -> list[float | None]:

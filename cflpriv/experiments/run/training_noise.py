@@ -15,7 +15,7 @@ from ...engine.device import CPU, using
 from ...engine.models import Model
 from ...engine.sample_gradients import sample_gradients
 from ...engine.views import as_views
-from ...privacy.settings import Noise
+from ...privacy.settings import Noise, noise_of_mean
 from ...transports.hosts import LocalHost
 from ...transports.simulation import Simulated
 from ...types import Array, ClientData
@@ -33,9 +33,10 @@ large ratio. Below the fourth, noise is no reason for a model that learned nothi
 
 def training_noise(
     simulated: Simulated, model: Model, noise: Noise, epochs: int, clients: Sequence[int], labels: Mapping[int, Any] | None, share: float,
-    augment: Sequence[str] = (),
+    augment: Sequence[str] = (), helper_sets: int = 0,
 ) -> dict[str, float]:  # fmt: skip
     """The two figures at the clients' last local models; empty before the first training. `augment`: the views of `[training]`.
+    `helper_sets` as in `noise_of_mean`.
 
     `RATIO` is of the mean of one round over the m clients of a cluster (`labels`; None: of all) that take part, a `share` of it: how much
     its noise changes the loss of a sample, over how much the gradients lower it, both to first order. With the clipped gradients g of
@@ -48,14 +49,14 @@ def training_noise(
     if not known:
         return {}
     steps = 1 if noise.shares else max(1, round(epochs / noise.sampling_rate))
-    deviation = noise.training * noise.clip_norm / (noise.sampling_rate * noise.samples) / sqrt(noise.shares or 1)
+    deviation = noise.training * noise.clip_norm / (noise.sampling_rate * noise.samples)
     ratios = []
     for label in {_label(labels, client) for client in known}:
         members = [known[client][2] for client in known if _label(labels, client) == label]
         contributors = max(1.0, share * sum(_label(labels, client) == label for client in clients))
         length = sqrt(np.mean([known[client][3] for client in known if _label(labels, client) == label]))
         signal = float(np.sum(np.mean(members, axis=0) ** 2))
-        ratios.append(deviation * length / sqrt(steps * contributors) / max(signal, 1e-12))
+        ratios.append(deviation * noise_of_mean(noise, contributors, helper_sets) * length / sqrt(steps) / max(signal, 1e-12))
     clipped, counted = sum(each[0] for each in known.values()), sum(each[1] for each in known.values())
     return {CLIPPED: clipped / counted, RATIO: float(np.median(ratios))}
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from parties import CLIENTS, DIMENSION, FOLDER, MODEL, ROUNDS, SESSION, body, key, post
 
 from cflpriv.protocols.coordinator import Coordinator, SumPlan, metrics
+from cflpriv.protocols.errors import ProtocolError
 
 URLS = os.environ["HELPERS"].split()
 
@@ -16,8 +17,12 @@ URLS = os.environ["HELPERS"].split()
 async def rounds(coordinator):
     plan = SumPlan(tuple(range(CLIENTS)), (MODEL,), DIMENSION, clip=10.0)
     for number in range(max(coordinator.round, 0), ROUNDS):  # a new process goes on with the last round
-        total = await coordinator.sum(number, plan, seconds=600)  # or until all have uploaded
-        print(f"round {number}: mean of {total.survivors} is {total.mean()[0]:.2f}", flush=True)
+        try:
+            total = await coordinator.sum(number, plan, seconds=600, attempts=3)  # or until all have uploaded
+        except ProtocolError as error:
+            print(f"round {number}: {error}", flush=True)
+        else:
+            print(f"round {number}: mean of {total.survivors} is {total.mean()[0]:.2f}", flush=True)
 
 
 @asynccontextmanager

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 from loopback import ENTROPY, HOLDER, Loopback, remote
-from scenes import population, training
+from scenes import Make, federation, population, sums_of, training
 
+from cflpriv.aggregation import helped_sums
 from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.federation import messages as m
@@ -15,8 +16,11 @@ from cflpriv.federation.registry import KeyHolderLost
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.store import DiskStore, Store
 from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.client_level import client_noise
+from cflpriv.privacy.settings import Privacy, Releases
 from cflpriv.protocols import codec
 from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.ledger import Ledger
 from cflpriv.protocols.one_message import messages as steps
 
 SCENE = population(groups=1, clients_per_group=8)
@@ -25,7 +29,8 @@ CLIP = 8.0
 
 
 def helped(**more: Any) -> Protection:
-    return Protection(sum="one_message", secagg_clip=CLIP, **more)
+    options: dict[str, Any] = {"sum": "one_message", "secagg_clip": CLIP}
+    return Protection(**options | more)
 
 
 def updates_of(fed: FederationServer) -> Any:
@@ -193,9 +198,99 @@ def test_settings_that_do_not_fit() -> None:
         ({"helpers": 3, "helpers_colluding": 3}, "fewer that may collude"),
         ({"helpers": 16, "helpers_colluding": 7}, "at most 256"),
         ({"min_cohort": 1}, "a sum over one client"),
-        ({"robust": "trimmed_mean"}, "the server must see buckets' means"),
+        ({"sum": "one_message-oblivious", "robust": "trimmed_mean"}, "the server must see buckets' means"),
     ):
         with pytest.raises(InputError, match=words):
             helped(**changes)
     assert Protection(helpers=5).idle == ("helpers",)
     assert (helped().holders, helped().fewest_holders) == (4, 3)
+
+
+# --- blocks of the clients' own choice
+
+
+HIDDEN = {"sum": "one_message-oblivious", "min_cohort": 3}
+
+
+def hidden(*silent: int, **more: Any) -> FederationServer:
+    """A federation of eight clients, half of which choose each block; the `silent` ones drop out as they are to upload."""
+    protection = helped(**HIDDEN | {"secagg_clip": 200.0} | more)
+    fed = federation(SCENE, protection, dropouts=[(0, client, "Masked") for client in silent])
+    fed.begin_round(0)
+    return fed
+
+
+def kinds(fed: FederationServer, kind: str) -> list[Any]:
+    return [message for message in fed.transcript.messages if message.kind == kind]
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_clients_choose_their_blocks_and_the_means_are_those_of_the_members(bits: Any) -> None:
+    plain, fed = federation(SCENE), hidden(secagg_bits=bits)
+    plain.begin_round(0)
+    held = plain.compute(Make())
+    expected = plain.mean(held["vector"], groups=held["choice"], k=2)
+    made = fed.compute(Make())
+    for mean, other in zip(fed.mean(made["vector"], groups=made["choice"], k=2), expected, strict=True):
+        assert mean is not None
+        assert other is not None
+        assert mean.count == other.count == 4
+        step = 200.0 / ((2 ** (bits - 1) - 1) // 8)
+        np.testing.assert_allclose(mean.parts["vector"].value(), other.parts["vector"].value(), rtol=0, atol=2 * step)
+        assert mean.contributors == tuple(range(8))  # the server knows no more
+    assert len(kinds(fed, "helped Upload")) == 1
+    assert len(kinds(fed, "helped Open")) == 2 * 4  # to each helper, of the counts and of the blocks
+    assert not kinds(fed, "choice")
+
+
+def test_of_a_small_block_helpers_open_the_count_only() -> None:
+    """Of eight clients four are even; two of these drop out."""
+    fed = hidden(0, 2)
+    made = fed.compute(Make())
+    even, odd = fed.mean(made["vector"], groups=made["choice"], k=2)
+    assert even is None
+    assert odd is not None
+    assert odd.count == 4
+    invite = kinds(fed, "helped Invite")[0].payload["bytes"]
+    terms = steps.decode_invite(np.asarray(invite[0]).tobytes()).terms
+    lengths = set()
+    for message in kinds(fed, "helped Open answer"):
+        answer = steps.decode_from_helper(np.asarray(message.payload["bytes"]).tobytes(), terms)
+        assert isinstance(answer, steps.OpenedMasks)
+        lengths |= {len(mask) for mask in answer.masks}
+    assert lengths == {4 * 2, 4 * (terms.dimension + 1)}
+
+
+def test_with_no_large_block_there_is_no_mean_and_the_values_are_spent() -> None:
+    fed = hidden(0, 1, 2, 3)
+    made = fed.compute(Make())
+    with pytest.raises(TooFewClients):
+        fed.mean(made["vector"], groups=made["choice"], k=2)
+    assert sums_of(fed)._sums.unopened == {1}
+
+
+# --- noise of the helpers
+
+
+def test_clients_upload_nothing_under_terms_with_other_noise_than_their_ledger_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    privacy = Privacy(unit="client", epsilon=8.0, delta=1e-2)
+    for steps_of, fine in (({32: 1024}, True), ({32: 1016}, False), ({32: 0}, False)):
+        ledger = Ledger(privacy.budget)
+        clipped, _ = client_noise(privacy, Releases(trainings=2), helped(), ledger, ENTROPY)
+        transport = Loopback(SCENE, helped())
+        transport.privacy = privacy
+        fed = FederationServer(
+            OverBytes(transport), protection=transport.protection, roster=transport.roster, entropy=ENTROPY, clipped=clipped
+        )
+        fed.enrol()
+        fed.begin_round(0)
+        held = updates_of(fed)
+        monkeypatch.setattr(helped_sums, "HELPER_STEPS", steps_of)
+        if fine:
+            (mean,) = fed.mean(held)
+            assert mean is not None
+            assert not fed.refusals
+        else:
+            with pytest.raises(TooFewClients):
+                fed.mean(held)
+            assert {code for _, _, code in fed.refusals} == {"forbidden"}

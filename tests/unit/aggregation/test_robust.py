@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from cflpriv.federation.values import SharedWork
 from cflpriv.protocols import dealing
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import RemoteError
+from cflpriv.protocols.one_message.messages import decode_invite, names
 from cflpriv.protocols.secagg.messages import Adverts, decode_server
 from cflpriv.types import Array
 
@@ -35,7 +35,8 @@ NAMES = tuple(RULES)
 
 
 def robust(rule: str = "geometric_median", **more: Any) -> Protection:
-    return Protection(sum="secagg", secagg_clip=200.0, robust=rule, **more)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"sum": "secagg", "secagg_clip": 200.0, "robust": rule}
+    return Protection(**options | more)
 
 
 # --- the rules ----------------------------------------------------------------------------------------------------------------------
@@ -162,6 +163,11 @@ def cohorts_of(fed: FederationServer) -> list[tuple[int, ...]]:
             said = decode_server(np.asarray(rows[0][: None if lengths is None else int(lengths[0])]).tobytes())
             assert isinstance(said, Adverts)
             found[f"{said.terms.slot} {said.terms.cohort}".encode()] = tuple(said.terms.cohort)
+        if message.kind == "helped Invite":
+            assert message.payload is not None
+            rows, lengths = message.payload["bytes"], message.payload.get("bytes.length")
+            terms = decode_invite(np.asarray(rows[0][: None if lengths is None else int(lengths[0])]).tobytes()).terms
+            found[f"{terms.slot} {terms.cohort!r}".encode()] = names(terms.cohort)
     return list(found.values())
 
 
@@ -173,7 +179,8 @@ def test_no_sum_is_over_fewer_than_the_minimum_cohort(data: st.DataObject) -> No
     smallest, buckets = data.draw(st.integers(2, 3)), data.draw(st.sampled_from([0, 3, 4]))
     labels = data.draw(st.lists(st.integers(0, 2), min_size=20, max_size=20))
     rate = data.draw(st.sampled_from([0.0, 0.1]))
-    protection = robust(data.draw(st.sampled_from(NAMES)), min_cohort=smallest, buckets=buckets)
+    way = data.draw(st.sampled_from(["secagg", "one_message"]))
+    protection = robust(data.draw(st.sampled_from(NAMES)), sum=way, min_cohort=smallest, buckets=buckets)
     fed = federation(population(clients_per_group=10), protection, dropout=rate, seed=data.draw(st.integers(0, 99)))
     held = fed.compute(Make())
     sizes = [labels.count(label) for label in range(3)]
@@ -194,22 +201,22 @@ def test_no_sum_is_over_fewer_than_the_minimum_cohort(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("rule", NAMES)
-@pytest.mark.parametrize("sum", ["none", "secagg"])
+@pytest.mark.parametrize("sum", ["none", "secagg", "one_message"])
 def test_a_robust_mean_is_the_rule_over_the_means_of_its_buckets(rule: str, sum: str) -> None:
-    secure = replace(robust(rule, min_cohort=2), secagg_clip=400.0)
-    protection = secure if sum == "secagg" else Protection(robust=rule, buckets=5)  # type: ignore[arg-type]
+    secure = sum != "none"
+    protection = robust(rule, sum=sum, min_cohort=2, secagg_clip=400.0) if secure else Protection(robust=rule, buckets=5)  # type: ignore[arg-type]
     fed = federation(population(clients_per_group=10), protection)
     held = fed.compute(Make())
     (mean,) = fed.mean(held["vector"])
     assert mean is not None
     buckets = [message for message in fed.transcript.messages if message.kind == "bucket mean"]
-    assert len(buckets) == (10 if sum == "secagg" else 5)
+    assert len(buckets) == (10 if secure else 5)
     own = {client: eye(fed).peek(client, held["vector"]) for client in fed.clients}
     means = []
     for message in buckets:
         assert message.payload is not None
         expected = np.mean([own[client] for client in message.clients], axis=0)
-        np.testing.assert_allclose(message.payload["vector"], expected, atol=1e-4 if sum == "secagg" else 1e-12)
+        np.testing.assert_allclose(message.payload["vector"], expected, atol=1e-4 if secure else 1e-12)
         means.append(message.payload["vector"])
     np.testing.assert_allclose(mean.parts["vector"].value(), RULES[rule](np.stack(means)), atol=1e-9)
     assert (mean.count, mean.weight, mean.contributors) == (20, 20.0, fed.clients)
@@ -225,19 +232,20 @@ def test_in_the_clear_buckets_are_single_updates() -> None:
         fed.mean(held["one"], on=fed.clients[:2])
 
 
-@pytest.mark.parametrize("sum", ["none", "secagg"])
+@pytest.mark.parametrize("sum", ["none", "secagg", "one_message"])
 def test_the_values_of_one_round_are_summed_over_the_same_buckets(sum: str) -> None:
     """Or the differences of sums would show single values. In the clear a client may be missing from the last; secure sums refuse that."""
-    protection = robust(min_cohort=2, buckets=5) if sum == "secagg" else Protection(robust="trimmed_mean", buckets=5)
+    secure = sum != "none"
+    protection = robust(sum=sum, min_cohort=2, buckets=5) if secure else Protection(robust="trimmed_mean", buckets=5)
     fed = federation(population(clients_per_group=10), protection)
     held = fed.compute(Make())
     cohorts = []
-    for part, on in (("one", None), ("vector", None), ("one", fed.clients[: None if sum == "secagg" else -1])):
+    for part, on in (("one", None), ("vector", None), ("one", fed.clients[: None if secure else -1])):
         before = len(fed.transcript.messages)
         fed.mean(held[part], on=on)
         cohorts.append({message.clients for message in fed.transcript.messages[before:] if message.kind == "bucket mean"})
     assert cohorts[0] == cohorts[1]
-    last = None if sum == "secagg" else fed.clients[-1]
+    last = None if secure else fed.clients[-1]
     assert cohorts[2] == {tuple(client for client in bucket if client != last) for bucket in cohorts[0]}
 
 
@@ -276,9 +284,10 @@ def lying(fed: FederationServer, change: Callable[[m.PartyRequest], m.PartyReque
     return codes
 
 
-def test_clients_refuse_a_cohort_that_is_not_their_bucket() -> None:
+@pytest.mark.parametrize("sum", ["secagg", "one_message"])
+def test_clients_refuse_a_cohort_that_is_not_their_bucket(sum: str) -> None:
     """A server that puts a victim among its accomplices gets no sum: without the check it would have one over each."""
-    fed = federation(population(clients_per_group=9), robust(min_cohort=3), on_error="refuse")
+    fed = federation(population(clients_per_group=9), robust(sum=sum, min_cohort=3), on_error="refuse")
     chosen = tuple(tuple(range(3 * place, 3 * place + 3)) for place in range(6))
     sums: Any = fed._sums
     secretly, codes = sums._secretly, lying(fed, lambda ask: ask)
@@ -288,9 +297,13 @@ def test_clients_refuse_a_cohort_that_is_not_their_bucket() -> None:
     assert set(codes) == {"wrong-bucket"}
 
 
-def test_clients_refuse_a_sum_without_a_dealing() -> None:
-    fed = federation(population(clients_per_group=9), robust(min_cohort=3), on_error="refuse")
+@pytest.mark.parametrize(("sum", "listed"), [("secagg", True), ("one_message", True), ("one_message", False)])
+def test_clients_refuse_a_sum_without_a_dealing(sum: str, listed: bool) -> None:
+    """And, in one message, a sum whose terms do not list its clients."""
+    fed = federation(population(clients_per_group=9), robust(sum=sum, min_cohort=3), on_error="refuse")
     fed._sums = fed._sums._sums  # type: ignore[attr-defined]
+    sums: Any = fed._sums
+    sums._sums.listed = listed
     codes = lying(fed, lambda ask: ask)
     with pytest.raises(TooFewClients):
         fed.mean(fed.compute(Make())["one"])

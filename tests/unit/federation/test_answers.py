@@ -60,6 +60,7 @@ NO_PRIVACY = Privacy()
 PROTECTED: Mapping[str, tuple[Protection, Privacy]] = {
     "secagg": (SECURE, Privacy()),
     "oblivious": (Protection(sum="secagg-oblivious"), Privacy()),
+    "one message": (Protection(sum="one_message"), Privacy()),
     "haar": (Protection(gram=("haar",), sum="haar"), Privacy()),
     "per client": (SECURE, Privacy(unit="client", epsilon=8.0, delta=1e-2)),
     "compared": (Protection(gram=("haar",), sum="secagg"), Privacy()),

@@ -146,10 +146,11 @@ def test_too_few_for_an_agreement_are_nobody() -> None:
     assert fed.clients == ()
 
 
-def test_oblivious_sums_keep_the_choice_with_the_client() -> None:
+@pytest.mark.parametrize("way", ["secagg-oblivious", "one_message-oblivious"])
+def test_oblivious_sums_keep_the_choice_with_the_client(way: str) -> None:
     scene = population(clients_per_group=4)
     _, plain = remote(scene)
-    transport, secure = remote(scene, Protection(sum="secagg-oblivious", min_cohort=2))
+    transport, secure = remote(scene, Protection(sum=way, min_cohort=2))
     made = algorithm("ifca", scene)
     a, b = after_rounds(made, plain, 2), after_rounds(made, secure, 2)
     assert not secure.refusals

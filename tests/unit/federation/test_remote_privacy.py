@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def test_with_the_same_secrets_results_and_bill_are_the_same_in_memory_and_over_
     [("pacfl", Protection(gram=("haar",), sum="haar")), ("pacfl", Protection(sum="secagg", min_cohort=2)),
      ("cfl", Protection(sum="hadamard")),
      ("ifca", Protection(sum="secagg", min_cohort=2)), ("ifca", Protection(sum="secagg-oblivious", min_cohort=2)),
+     ("ifca", Protection(sum="one_message", min_cohort=2)), ("ifca", Protection(sum="one_message-oblivious", min_cohort=2)),
      ("stocfl", Protection(gram=("haar",)))],
 )  # fmt: skip
 def test_under_protections_the_bill_is_the_same(name: str, protection: Protection) -> None:
@@ -436,9 +438,17 @@ def test_a_client_is_in_one_sum_of_a_mean_because_it_pays_for_one() -> None:
     assert (ledger.charges, transport.stages) == ([], before)
 
 
-def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
+@pytest.mark.parametrize(
+    ("protection", "counted"),
+    [
+        (Protection(sum="secagg", min_cohort=4, secagg_mode="passive"), 3),
+        (Protection(sum="one_message", min_cohort=4), 0),
+        (Protection(sum="one_message", min_cohort=4, helpers=5, helpers_colluding=2), 0),
+    ],
+)
+def test_noise_inside_secure_sums_is_what_the_event_says(protection: Protection, counted: int) -> None:
+    """Six shares of which three are counted; or the helpers' noise, once for each set that may collude, of which one is counted."""
     scene = population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
     task = training(scene)
     plain = federation(scene, seed=1)
     plain.begin_round(0)
@@ -459,8 +469,9 @@ def test_shares_of_noise_inside_secure_sums_are_what_the_event_says() -> None:
     assert epsilon_of([event] * 2, 1e-3) <= 4.0
     assert own_ledgers(transport) == {client: ledger.spent(client) for client in fed.clients}
     assert isinstance(event, GaussianEvent)
-    assert event.shares == protection.smallest_sum - 1
-    variance = (event.noise_multiplier * event.sensitivity) ** 2 * 6 / event.shares * (1 + 1 / 768)
+    assert event.shares == counted
+    times = 6 / counted if counted else comb(protection.helpers, protection.helpers_colluding) + 6 / protection.noise_shares
+    variance = (event.noise_multiplier * event.sensitivity) ** 2 * times * (1 + 1 / 768)
     total = float(np.square(np.concatenate(errors) * 6).sum()) / variance
     assert stats.chi2(2 * exact.size).sf(total / 1.01) > 1e-6
     assert stats.chi2(2 * exact.size).cdf(total) > 1e-6
@@ -571,12 +582,15 @@ def test_two_requests_at_once_over_one_state_folder_are_both_paid_for(tmp_path: 
     assert "" not in Slow(tmp_path).names()
 
 
-def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
+@pytest.mark.parametrize("way", ["secagg", "one_message"])
+def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs(way: str) -> None:
+    """With helpers it adds none under terms by which they add other noise, or none."""
     scene = population(groups=1, clients_per_group=6)
-    protection = Protection(sum="secagg", min_cohort=4, secagg_mode="passive")
+    protection = Protection(sum=way, min_cohort=4, secagg_mode="passive" if way == "secagg" else "active")
     task = training(scene)
     for change, word in (
-        ({"survivors": 4}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"), ({"clip_norm": 0.0}, "forbidden"),
+        ({"survivors": 4}, "forbidden"), ({"survivors": 1 << 20}, "forbidden"), ({"clip_norm": 0.6}, "forbidden"),
+        ({"clip_norm": 0.0}, "forbidden"),
         ({"deviation": 1e-3}, "over-budget"), ({"deviation": float("inf")}, "malformed"), ({"deviation": 1e-320}, "malformed"),
         (None, "forbidden"),
     ):  # fmt: skip
@@ -593,7 +607,8 @@ def test_a_client_adds_no_share_that_is_less_than_its_own_floor_needs() -> None:
         object.__setattr__(means, "_like", lying)  # all are told the same lie; who alone is told one is in no sum at all
         with pytest.raises(BudgetsSpent if word == "over-budget" else TooFewClients):
             fed.mean(held)
-        assert fed.refusals == [(client, "secagg Deliver", word) for client in range(6)], change
+        stage = "secagg Deliver" if way == "secagg" else "sum"
+        assert fed.refusals == [(client, stage, word) for client in range(6)], change
         assert own_ledgers(transport)[0] == 0.0
 
 

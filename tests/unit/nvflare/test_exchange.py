@@ -2,7 +2,9 @@
 
 import json
 import logging
+import tomllib
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.signal import Signal
 from scenes import federation, population, training
 
+from cflpriv.aggregation.holder_party import party_for
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.contract.protection import Protection
 from cflpriv.contract.schedule import request
@@ -24,8 +27,10 @@ from cflpriv.data import build_population
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, run_experiment
 from cflpriv.federation import messages as m
+from cflpriv.federation.resident import Listener
 from cflpriv.federation.server import FederationServer
-from cflpriv.federation.settings import read_roster
+from cflpriv.federation.settings import read_roster, read_settings
+from cflpriv.federation.store import DiskStore
 from cflpriv.federation.transport import OverBytes
 from cflpriv.nvflare.exchange import ANSWER, TASK, CflprivController, CflprivExecutor, JobAborted, site_settings
 
@@ -84,6 +89,33 @@ def test_holders_of_shares_are_sites_too(tmp_path: Path) -> None:
     assert fed.enrol() == (0, 1)
     assert made.init(fed).clustering.labels == made.init(federation(scene.clients, seed=1)).clustering.labels
     assert not fed.refusals
+
+
+@pytest.mark.parametrize("more", ["", "secagg_bits = 16", 'robust = "geometric_median"'])
+def test_helpers_of_sums_are_sites_too_and_one_may_be_lost(tmp_path: Path, more: str) -> None:
+    scene = population(groups=1, clients_per_group=9)
+    sites = deployment(tmp_path, scene, f'sum = "one_message"\nmin_cohort = 3\n{more}', holders=4)
+    settings = tomllib.loads(f'sum = "one_message"\nmin_cohort = 3\n{more}')
+    protection, roster, task = Protection(**settings), read_roster(tmp_path / "keys" / "roster.txt"), training(scene)
+    agreed = contract_of(None, request(task, {"update": "sum"}), protection=protection, roster=roster)
+    ticks = iter(range(10**9))
+    staged = transport(sites, clock=lambda: float(next(ticks)), poll_seconds=0.001)
+    fed = FederationServer(OverBytes(staged), protection=protection, roster=roster, seed=1, contract=agreed)
+    assert fed.enrol() == tuple(range(9))
+    plain = federation(scene, Protection(**settings | {"sum": "none", "min_cohort": 1} if more.startswith("robust") else {}), seed=1)
+    for number in range(2):
+        sites.dead = {"site-12"} if number else set()  # the third helper
+        for each in (fed, plain):
+            each.begin_round(number)
+        means = [each.mean(each.compute(task, {"model": task.model.init(number)})["update"]) for each in (fed, plain)]
+        assert means[0][0] is not None
+        assert means[0][0].count == 9
+        if "robust" not in more:  # which has other buckets in the clear
+            expected = means[1][0]
+            assert expected is not None
+            np.testing.assert_allclose(means[0][0].parts["update"].value(), expected.parts["update"].value(), rtol=0, atol=1e-3)
+    assert not [refused for refused in fed.refusals if refused[0] >= 0]
+    assert ("sum keys", 4, 3) in {stage[:3] for stage in staged.stages}
 
 
 def test_a_stage_ends_at_its_deadline_or_when_a_site_is_known_to_be_gone(tmp_path: Path) -> None:
@@ -183,9 +215,40 @@ def test_the_controller_writes_the_run_folder_of_a_local_run(tmp_path: Path, sma
     assert {stage for stage, *_ in there["stages"]} >= {"enrol", "compute", "gram", "sum"}
 
 
+def test_a_job_with_helpers_that_stay_writes_the_run_of_a_local_one(tmp_path: Path, small: list[str]) -> None:
+    """Sites are clients only; the roster names the helpers, which the server reaches at their addresses."""
+    secure = ["protection.sum=one_message", "protection.min_cohort=2"]
+    config = load_config(EXAMPLE, [*small, *secure, "run.engine=sequential"])
+    scene = build_population(config.data)
+    sites = deployment(tmp_path, scene, 'gram = ["haar"]\nsum = "one_message"\nmin_cohort = 2', holders=4)
+    listeners = []
+    for number in range(5, 9):
+        settings, state, _ = read_settings(tmp_path / f"site-{number}" / "local" / "cflpriv.toml")
+        assert state is not None
+        party = party_for(settings.protection)(settings, DiskStore(state))
+        listeners.append(Listener(("127.0.0.1", 0), party.receive))
+        Thread(target=listeners[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        del sites.executors[f"site-{number}"]  # type: ignore[attr-defined]
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "experiment.toml").write_text(config.to_toml(), encoding="utf-8")
+    addresses = [f"127.0.0.1:{listener.server_address[1]}" for listener in listeners]
+    made = CflprivController("experiment.toml", out="run", roster="../keys/roster.txt", residents=addresses)
+    controller, at_server = controlled(sites, made)
+    controller.control_flow(sites.aborted, at_server)
+    for listener in listeners:
+        listener.shutdown()
+        listener.server_close()
+    assert at_server.get_prop(FLContextKey.FATAL_SYSTEM_ERROR) is None
+    there = json.loads((tmp_path / "server" / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert {stage for stage, *_ in there["stages"]} >= {"sum keys", "sum", "sum Delivery", "sum Close", "sum Open"}
+    assert there["rounds"] == 1
+    assert not there["rounds_skipped"]
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
+        ({"residents": "host:1"}, "residents = 'host:1': give a list"), ({"residents": [1]}, "residents = [1]: give"),
         ({"deadline_seconds": "x"}, "deadline_seconds = 'x': expected a finite number > 0"),
         ({"hello_seconds": float("inf")}, "hello_seconds = inf: expected a finite number > 0"),
         ({"wait_seconds": 0}, "wait_seconds = 0: expected"),

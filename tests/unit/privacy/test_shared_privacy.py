@@ -155,14 +155,18 @@ def test_trainings_that_are_no_plain_step_are_refused(changes: dict[str, Any], w
 # --- the sum ------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["passive", "active"])
+@pytest.mark.parametrize("mode", ["passive", "active", "helped"])
 def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode: Any) -> None:
+    """Or that of the four sets of helpers."""
+    protection = replace(SECURE, sum="one_message", secagg_mode="active") if mode == "helped" else replace(SECURE, secagg_mode=mode)
+    shares = 3 if mode != "helped" else protection.noise_shares
+    times = 6 / shares + protection.helper_sets
     scene = scenes.population(groups=1, clients_per_group=6)
     task = scenes.training(scene)
     start = {"model": task.model.init(0)}
     errors, event = [], None
-    for i in range(6 if mode == "passive" else 1):
-        fed, ledger = private_federation(scene, label=str(i), protection=replace(SECURE, secagg_mode=mode))
+    for i in range(1 if mode == "active" else 6):
+        fed, ledger = private_federation(scene, replace(NOISE, shares=shares), label=str(i), protection=protection)
         fed.begin_round(0)
         held = fed.compute(task, start)["update"]
         assert ledger.charges == [], "computing releases nothing"
@@ -179,12 +183,12 @@ def test_a_secure_sum_has_the_noise_of_its_shares_and_every_sum_is_paid_for(mode
         assert ledger.charges[1].events == (replace(event, sampling_rate=1.0),), "of the same batch, which amplifies no second time"
         errors.append((mean.parts["update"].value() - again.parts["update"].value()) * 6 / np.sqrt(2))
     assert isinstance(event, SampledGaussianEvent)
-    assert (event.noise_multiplier, event.sampling_rate, event.steps, event.shares) == (1.5, 0.25, 1, 3)
+    assert (event.noise_multiplier, event.sampling_rate, event.steps, event.shares) == (1.5, 0.25, 1, shares)
     assert event.norm_bound == pytest.approx(task.lr / (0.25 * 20))
     error = np.concatenate(errors) / (event.noise_multiplier * event.norm_bound)  # in what is priced; six shares are there, three counted
-    total = float(np.square(error).sum()) / (6 / 3 * (1 + 1 / 768))
+    total = float(np.square(error).sum()) / (times * (1 + 1 / 768))
     assert ALPHA < stats.chi2(error.size).sf(total) < 1 - ALPHA
-    assert mode == "active" or stats.chi2(error.size).sf(total * 2) < ALPHA, "half of the variance would be noticed"
+    assert mode != "passive" or stats.chi2(error.size).sf(total * 2) < ALPHA, "half of the variance would be noticed"
 
 
 def test_sums_of_one_batch_cost_what_one_sum_with_less_noise_does() -> None:

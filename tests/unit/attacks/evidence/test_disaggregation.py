@@ -185,16 +185,17 @@ def test_colluders_take_their_values_off() -> None:
 
 
 @lru_cache(maxsize=4)
-def oblivious(participation: float, rounds: int, sampling: str = "global") -> Case:
+def oblivious(participation: float, rounds: int, sampling: str = "global", way: str = "secagg-oblivious") -> Case:
     """IFCA on digits of which every second client sees all upside down; it finds the two groups."""
     training = {"rounds": rounds, "participation": participation, "sampling": sampling, "epochs": 2}
     data = {"partition": "iid", "rotations": [0, 180], "groups": [], "clients": 12}
-    return case(config({"name": "ifca", "k": 2}, {"sum": "secagg-oblivious"}, training=training, data=data, model={"hidden": 16}))
+    return case(config({"name": "ifca", "k": 2}, {"sum": way}, training=training, data=data, model={"hidden": 16}))
 
 
 @pytest.mark.slow
-def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are() -> None:
-    seen = oblivious(0.7, 18)
+@pytest.mark.parametrize("way", ["secagg-oblivious", "one_message-oblivious"])
+def test_who_is_in_which_oblivious_sum_is_not_known_but_the_totals_are(way: str) -> None:
+    seen = oblivious(0.7, 18, way=way)
     totals, sizes = sums_in(seen.view), oblivious_sizes(seen.view)
     open_ = {(one.round, one.label): one for one in sums_in(seen.reference)}
     assert len(sizes) == 18
@@ -220,12 +221,13 @@ def test_differencing_of_oblivious_totals_is_measured_and_fixed_cohorts_remove_i
 
 
 @pytest.mark.slow
-def test_sizes_of_groups_over_cohorts_tell_who_is_in_which() -> None:
+@pytest.mark.parametrize("way", ["secagg-oblivious", "one_message-oblivious"])
+def test_sizes_of_groups_over_cohorts_tell_who_is_in_which(way: str) -> None:
     """Oblivious sums name no cluster. Over enough different cohorts their sizes do; with everybody in every round they do not."""
-    (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18))
+    (found,), _ = ATTACKS["cluster_identity"].cells(oblivious(0.7, 18, way=way))
     assert found.status == "leaks", found.line()
     assert "inferred from the sizes" in found.note
-    (fixed,), _ = ATTACKS["cluster_identity"].cells(oblivious(1.0, 3))
+    (fixed,), _ = ATTACKS["cluster_identity"].cells(oblivious(1.0, 3, way=way))
     assert fixed.status == "at_baseline", fixed.line()
 
 

@@ -143,8 +143,9 @@ def test_sums_with_shares_of_noise_are_left_closed() -> None:
     assert not case(config({"name": "fedavg"}, {"sum": "secagg"}, data={"clients": 8}, training={"rounds": 1})).view.shared_noise
 
 
-def test_the_members_of_an_oblivious_sum_of_one_group_are_its_cohort() -> None:
-    seen = case(config({"name": "fedavg"}, {"sum": "secagg-oblivious"}, 0, data={"clients": 8}, training={"rounds": 2}))
+@pytest.mark.parametrize("way", ["secagg-oblivious", "one_message-oblivious"])
+def test_the_members_of_an_oblivious_sum_of_one_group_are_its_cohort(way: str) -> None:
+    seen = case(config({"name": "fedavg"}, {"sum": way}, 0, data={"clients": 8}, training={"rounds": 2}))
     sums = sums_in(seen.view)
     assert [sum_.members for sum_ in sums] == [tuple(range(8))] * 2
     assert all(sum_.mean is not None and sum_.start is not None for sum_ in sums)  # the last one, too: opened

@@ -94,6 +94,19 @@ class Federation:
         finally:
             client.close()
 
+    async def upload(self, server: Coordinator, number: int) -> None:
+        """A client goes away once its upload has an answer."""
+        client = self.client(number)
+        while True:
+            match client.answered(await server.receive(client.request())):
+                case UploadTask() as task:
+                    client.enter(task, *await work_of(number, self.session, self.names)(task.slot))
+                case UploadSettled():
+                    client.close()
+                    return
+                case seconds:
+                    await asyncio.sleep(seconds)
+
     def close(self) -> None:
         for helper in self.helpers.values():
             helper.close()
@@ -195,7 +208,7 @@ def test_a_deadline_ends_the_wait_for_clients_and_survives_a_restart(tmp_path: P
 
     async def play() -> None:
         server = federation.start()
-        await asyncio.gather(*(federation.take_part(server, number) for number in range(3)), begun(server))
+        await asyncio.gather(*(federation.upload(server, number) for number in range(3)), begun(server))
         await server.close()
         now[0] += 61.0
         async with federation.start() as server:
@@ -243,7 +256,7 @@ def test_an_attempt_after_a_closed_one_is_over_the_same_clients(tmp_path: Path) 
     async def play() -> None:
         async with federation.start() as server:
             slot = server.rounds
-            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(3)]
+            clients = [asyncio.create_task(federation.upload(server, number)) for number in range(3)]
             task = asyncio.create_task(server.sum(0, PLAN, seconds=1.0, patience=0.3))
             await asyncio.gather(*clients)
             while not any(attempt.closing and len(attempt.outbox) and not attempt.waiting for attempt in slot.attempts.values()):
@@ -262,6 +275,44 @@ def test_an_attempt_after_a_closed_one_is_over_the_same_clients(tmp_path: Path) 
             assert total.block().tolist() == expected(range(3), 0)
             await server.sum(1, PLAN)
             await asyncio.gather(*again)
+
+    _run(play())
+    federation.close()
+
+
+def test_clients_take_part_until_the_last_attempt_at_a_round_has_ended(tmp_path: Path) -> None:
+    """And no longer: also where all attempts failed, or the coordinator is gone."""
+    now = [0.0]
+    federation = Federation(tmp_path, now=lambda: now[0])
+
+    async def late(server: Coordinator) -> None:
+        """The deadline of an attempt passes when two clients have uploaded."""
+        while not any(len(attempt.digests) == 2 for attempt in server.rounds.attempts.values()):
+            await asyncio.sleep(0.01)
+        now[0] += 61.0
+
+    async def play() -> None:
+        async with federation.start() as server:
+            first = [asyncio.create_task(federation.take_part(server, number)) for number in range(2)]
+            total = asyncio.create_task(server.sum(0, PLAN, seconds=60.0, attempts=2))
+            await late(server)
+            while len(server.rounds.ended) < 1:
+                await asyncio.sleep(0.01)
+            others = [asyncio.create_task(federation.take_part(server, number)) for number in range(2, 4)]
+            assert (await total).terms.slot == (0, 1)
+            assert (await total).survivors == (0, 1, 2, 3)
+            await asyncio.gather(*first, *others)
+            again = [asyncio.create_task(federation.take_part(server, number, through=1)) for number in range(2)]
+            with pytest.raises(TooFewClients):
+                await asyncio.gather(server.sum(1, PLAN, seconds=60.0), late(server))
+            await asyncio.gather(*again)
+
+        async def gone(data: bytes) -> bytes:
+            raise ConnectionError
+
+        client = federation.client(0)
+        await take_part(client, gone, work_of(0), through=1, patience=0.1)
+        client.close()
 
     _run(play())
     federation.close()
@@ -654,7 +705,7 @@ def test_an_upload_whose_sender_went_away_ends_the_wait_for_clients(tmp_path: Pa
     async def play() -> None:
         async with federation.start() as server:
             task = asyncio.create_task(server.sum(0, PLAN, seconds=100))
-            clients = [asyncio.create_task(federation.take_part(server, number)) for number in range(3)]
+            clients = [asyncio.create_task(federation.upload(server, number)) for number in range(3)]
             await asyncio.gather(*clients)
             last = federation.client(3)
             invited = last.answered(await server.receive(last.request()))

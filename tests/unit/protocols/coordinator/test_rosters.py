@@ -1,5 +1,6 @@
 """Versions of the roster, and requests to be on it."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,12 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.protocols import codec
-from cflpriv.protocols.coordinator import applied, invite, join, read_roster_version, removed, renew, rosters, sign_roster
+from cflpriv.protocols.coordinator import (
+    DurableClient,
+    DurableHelper,
+    FolderLog,
+    applied,
+    invite,
+    join,
+    read_roster_version,
+    removed,
+    renew,
+    rosters,
+    sign_roster,
+)
 from cflpriv.protocols.coordinator import messages as c
 from cflpriv.protocols.coordinator.rosters import RosterVersion, taken
+from cflpriv.protocols.coordinator.rounds import SumRounds
 from cflpriv.protocols.entropy import public_entropy
 from cflpriv.protocols.errors import MalformedMessage, RemoteError
 from cflpriv.protocols.keys import Identity, Roster
+from cflpriv.protocols.one_message import HelperPolicy
 
 from .world import AUTHORITY, COORDINATOR, HOLDERS, IDENTITIES, ROSTER
 
@@ -47,6 +62,35 @@ def test_versions_go_up() -> None:
     assert taken(first, second, PUBLIC) == second
     _refused("old-roster", taken, second, first, PUBLIC)
     _refused("old-roster", taken, second, sign_roster(AUTHORITY, 2, ROSTER), PUBLIC)
+
+
+def test_rosters_invitations_and_requests_are_of_one_federation() -> None:
+    """Two of one authority, with the same parties."""
+    here, there = "hospitals", "schools"
+    signed = sign_roster(AUTHORITY, 1, ROSTER, here)
+    assert taken(b"", signed, PUBLIC, here) == signed
+    for other in (there, ""):
+        _refused("bad-signature", taken, b"", signed, PUBLIC, other)
+    asked = join(NEW, invite(AUTHORITY, "site 7", federation=here)), renew(IDENTITIES[2], Identity.create(2), here)
+    assert len(applied(ROSTER, asked, PUBLIC, here).keys) == len(ROSTER.keys) + 1
+    for request in asked:
+        _refused("bad-signature", applied, ROSTER, [request], PUBLIC, there)
+        _refused("bad-signature", applied, ROSTER, [request], PUBLIC)
+
+
+def test_parties_of_a_federation_take_no_roster_of_another(tmp_path: Path) -> None:
+    there = sign_roster(AUTHORITY, 9, ROSTER, "schools")
+    helper = DurableHelper(tmp_path / "h", HOLDERS[0], PUBLIC, COORDINATOR.public(), HelperPolicy(bytes(16)), federation="hospitals")
+    for roster, code in ((there, "bad-signature"), (sign_roster(AUTHORITY, 1, ROSTER, "hospitals"), "")):
+        answer = c.decode_helper_answer(helper.receive(c.ask_helper(COORDINATOR, 0, 0, b"", roster)), 1 << 20)
+        assert answer.code == code
+    helper.close()
+    client = DurableClient(tmp_path / "c", IDENTITIES[0], PUBLIC, bytes(16), federation="hospitals")
+    _refused("bad-signature", client.answered, c.encode(c.ComeAgain("idle", 1.0, there)))
+    client.close()
+    rounds = SumRounds(FolderLog(tmp_path / "s"), bytes(16), PUBLIC, federation="hospitals")
+    _refused("bad-signature", rounds.publish, there)
+    rounds.log.close()
 
 
 def test_clients_keep_their_numbers() -> None:

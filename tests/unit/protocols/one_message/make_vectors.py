@@ -1,6 +1,6 @@
 """Writes tests/vectors/one_message.json: `python -m tests.unit.protocols.one_message.make_vectors` from the repository root.
 
-One sum of three clients with three helpers. Everything but the randomness of the boxes comes from public, fixed entropy. Regenerate only
+Sums of three clients with three helpers. Everything but the randomness of the boxes comes from public, fixed entropy. Regenerate only
 when the protocol version changes.
 """
 
@@ -23,22 +23,33 @@ __all__ = ["PATH", "vectors"]
 
 PATH = ROOT / "tests" / "vectors" / "one_message.json"
 LEVELS = {0: [1, -2], 1: [30, 40], 2: [-500, 600]}
+CHOICES = {0: (1,), 1: (1,), 2: (0, 1)}
+"""Which of two blocks each client fills, in the sum over blocks."""
+KINDS = ("UploadDelivery", "CloseSet", "OpenSet")
 
 
 def vectors() -> dict[str, Any]:
-    """The contents of the file."""
+    """The contents of the file: one sum, with one over blocks and one with noise under it."""
+    return _sum("one-message vectors") | {
+        "blocks": _sum("one-message vectors of blocks", clusters=2, weight_limit=1.0, least_weight=1.0, levels=5000),
+        "noised": _sum("one-message vectors with noise", noise=24, cohort=(0, 1, 2)),
+    }
+
+
+def _sum(label: str, **changes: Any) -> dict[str, Any]:
     scene = Scene(3, 3, 1)
-    entropy = public_entropy("one-message vectors")
+    entropy = public_entropy(label)
     helpers = {number: Helper(scene.holders[number], scene.roster, scene.policy, scene.stores[number], entropy) for number in range(3)}
     announced = {number: helper.announcement(7) for number, helper in helpers.items()}
-    terms = scene.terms(announced, slot=(7, 0), dimension=2, bits=16, models=[sha256(b"the model").digest()])
+    terms = scene.terms(announced, **{"slot": (7, 0), "dimension": 2, "bits": 16, "models": [sha256(b"the model").digest()]} | changes)
     server = scene.server(terms, announced)
     uploads = {}
     policy = msgspec.structs.replace(agreeable(terms), names=(7,))
     for identity in scene.identities:
         accepted = accept(server.invite, identity, policy, 1, scene.roster)
-        contribution = Contribution(np.array(LEVELS[identity.client]), is_levels=True)
-        uploads[identity.client] = upload(accepted, identity, policy, SumRecord(), contribution, entropy)[0]
+        own, blocks = np.array(LEVELS[identity.client]), CHOICES[identity.client] if terms.clusters else (None,)
+        inputs = [Contribution(own, cluster=block, is_levels=True) for block in blocks]
+        uploads[identity.client] = upload(accepted, identity, policy, SumRecord(), inputs, entropy)[0]
         server.receive(identity.client, uploads[identity.client])
     stages = []
     messages = server.deliver()
@@ -66,7 +77,7 @@ def vectors() -> dict[str, Any]:
         "uploads": hexed(uploads),
         "helpers": [
             {"kind": kind, "messages": hexed(sent), "answers": hexed(got)}
-            for kind, (sent, got) in zip(("UploadDelivery", "CloseSet", "OpenSet"), stages, strict=True)
+            for kind, (sent, got) in zip((*KINDS, "OpenSet")[: len(stages)], stages, strict=True)
         ],
         "sum": server.result.levels.tolist(),
     }
