@@ -626,7 +626,7 @@ def _checked(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) 
 
 
 def _tables(section: str, hint: Any, value: Any) -> Any:
-    """The value of a key of type `hint`; if it is a list of tables, such as `[[data.columns]]`, each as the dataclass that declares its keys."""
+    """The value of a key of type `hint`. Tables of a list, such as `[[data.columns]]`, become the dataclass that declares their keys."""
     inner: Any = next(iter(get_args(hint)), None)
     if not (isinstance(inner, type) and is_dataclass(inner) and isinstance(value, list | tuple)):
         return value
