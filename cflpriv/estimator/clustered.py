@@ -24,7 +24,7 @@ from ..data.class_names import same_name
 from ..data.column_guesses import guessed_columns
 from ..data.columns import cell_name
 from ..data.population import table_population
-from ..data.tables import FRAME, TABLES
+from ..data.raw_tables import FRAME, TABLES
 from ..errors import InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection

@@ -9,7 +9,7 @@ import narwhals as nw
 import numpy as np
 
 from ..data.columns import cell_name, cell_number
-from ..data.tables import RawTable
+from ..data.raw_tables import RawTable
 from ..errors import InputError
 from ..types import Array
 
