@@ -287,9 +287,9 @@ def _reversed(system: System) -> str:
         if len(sent) > 1 or len(returned) < 2 or len(returned) > MOST_COMPARED:
             continue
         start, spread = _flat(next(iter(sent.values())).before.parameters), float(np.linalg.norm(np.std(returned, axis=0)))
-        counts = [record.samples for record in rounds[later]]
-        for weights in ([1.0] * len(returned), None if None in counts else counts):
-            if weights is not None and np.linalg.norm(np.average(returned, axis=0, weights=weights) - start) <= BALANCED * spread:
+        counts = [record.samples for record in rounds[later] if record.samples is not None]
+        for weights in ([1] * len(returned), counts):
+            if len(weights) == len(returned) and np.linalg.norm(np.average(returned, axis=0, weights=weights) - start) <= BALANCED * spread:
                 return (
                     f"the state before of update {early + 1} is the mean of the states after of update {later + 1}; give the updates of a "
                     "client in the order of rounds"

@@ -21,7 +21,7 @@ from .plausible import row_numbers
 from .raw_tables import RawTable, read_table
 from .table_labels import names_of_classes
 
-__all__ = ["Guess", "guessed", "guessed_columns", "source_of"]
+__all__ = ["Guess", "guessed", "guessed_columns", "is_usual", "source_of"]
 
 LABELS = ("label", "target", "class", "outcome", "y", "diagnosis", "category", "result", "species")
 CLIENTS = (
@@ -42,6 +42,7 @@ CLIENTS = (
 MOST_CATEGORIES = 50
 FEW_CATEGORIES = 8
 WORDS_OF_TEXT = 2.5
+NO_VALUES, IDENTIFIER = "has no values", "all values differ: an identifier"
 _COMMAS = re.compile(r"[+-]?[0-9.]*[0-9](,[0-9]+)*")
 _UNIT = re.compile(r"[^\w\s+-]{0,2}\s?[+-]?\d[\d.,' \u00a0]*\s?[^\d\s]{0,8}")
 MOSTLY, SURELY = 0.5, 0.9
@@ -112,6 +113,11 @@ def guessed_columns(table: RawTable, others: Collection[str]) -> tuple[tuple[Col
     return tuple(column for column, _ in guesses.values()), {name: remark for name, (_, remark) in guesses.items() if remark}
 
 
+def is_usual(remark: str) -> bool:
+    """Whether good tables have columns that are left out for this reason: no values, identifiers, numbers of rows."""
+    return remark in (NO_VALUES, IDENTIFIER) or remark.startswith(("numbers the rows", "is an index"))
+
+
 def _label_range(table: RawTable, label: str) -> tuple[float, ...]:
     """The range of a label that is a quantity: numbers that are surely no classes. Empty for classes."""
     numbers = np.array([math.nan if isinstance(cell, bool) else cell_number(cell) for cell in table.columns[label]])
@@ -131,11 +137,11 @@ def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
 def _guess(table: RawTable, name: str) -> tuple[Column, str]:
     cells = table.columns[name]
     if what := next(filter(None, map(nested, cells)), ""):
-        return Column(name, "ignore"), f"holds {what} in a cell, of which no feature is made; give each value a column of its own"
+        return Column(name, "ignore"), f"has a cell with {what}; write a number, a text or a date in each cell"
     there = [cell for cell in cells if not is_blank(cell)]
     blanks = len(cells) - len(there)
     if not there:
-        return Column(name, "ignore"), "has no values"
+        return Column(name, "ignore"), NO_VALUES
     numbers = np.array([math.nan if isinstance(cell, bool) else cell_number(cell) for cell in there])
     if np.isfinite(numbers).all() and not _are_codes(there):
         if how := row_numbers(name, [numbers] if not blanks else []):
@@ -229,5 +235,5 @@ def _names(name: str, cells: Sequence[str]) -> tuple[Column, str]:
     if why := _no_numbers(full):
         return Column(name, "ignore"), why
     if len(set(full)) == len(full):
-        return Column(name, "ignore"), "all values differ: an identifier"
+        return Column(name, "ignore"), IDENTIFIER
     return Column(name, "text"), f"{len(values)} different values, too many for categories, are hashed"

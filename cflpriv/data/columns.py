@@ -8,7 +8,7 @@ of a blank by `own`, each client computes over its own training rows (`scaling.S
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -149,12 +149,20 @@ def scaling_of(columns: Sequence[Column], value_range: tuple[float, ...] = ()) -
 
 
 def nested(cell: Any) -> str:
-    """What a cell holds that is neither a number, a text nor a date, in a word: a list, a structure, bytes; "" for other cells."""
+    """What a cell holds that is neither a number, a text nor a date, in words, such as "a list"; "" for other cells."""
+    if isinstance(cell, str | float | int | None):
+        return ""
+    if isinstance(cell, timedelta):
+        return "a duration"
+    if isinstance(cell, time):
+        return "a time of day"
+    if isinstance(cell, complex | np.complexfloating):
+        return "a complex number"
     if isinstance(cell, bytes | bytearray | memoryview):
         return "bytes"
     if isinstance(cell, Mapping):
         return "a structure"
-    return "a list" if isinstance(cell, list | tuple | set) or getattr(cell, "ndim", 0) else ""
+    return "a list" if isinstance(cell, list | tuple | set) or (isinstance(cell, np.ndarray) and cell.ndim > 0) else ""
 
 
 def not_nested(cells: Sequence[Any], at: Callable[[int], str]) -> None:
@@ -162,8 +170,7 @@ def not_nested(cells: Sequence[Any], at: Callable[[int], str]) -> None:
     for row, cell in enumerate(cells):
         if what := nested(cell):
             raise InputError(
-                f"{at(row)}: {shown(cell)} is {what}, expected a number, a text or a date; give each value a column of its own, and images "
-                "as folders or npz"
+                f"{at(row)}: {shown(cell)} is {what}, expected a number, a text or a date in each cell; images may be folders or npz"
             )
 
 

@@ -90,13 +90,13 @@ def column_remarks(
         if all(cell == cells[0] for cell in cells):
             notes.append(f"column {name!r} has one value only, {shown(cells[0])}, so it tells nothing")
             continue
-        values = numbers.get(name)
-        if values is not None and np.abs(values).max() > EXACT and len({*cells}) > len(np.unique(values)):
+        own = numbers.get(name)
+        if own is not None and np.nanmax(np.abs(own), initial=0.0) > EXACT and len({*cells}) > len(np.unique(own)):
             warnings.append(
-                f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(values))} in double precision, since they are "
+                f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(own))} in double precision, since they are "
                 "larger than 2^53; subtract a public number from all"
             )
-        if _is_label(cells, values, *label[1:]):
+        if _is_label(cells, own, *label[1:]):
             warnings.append(
                 f"column {name!r} says the label {label[0]!r}: each of its values goes with one label; leave it out if it is made from "
                 "the label, or known only after it"

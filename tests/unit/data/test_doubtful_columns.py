@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,13 +160,14 @@ def test_a_header_that_is_data_or_comes_again_is_refused(tmp_path: Path) -> None
 def test_names_that_are_numbers_in_order_are_a_header(tmp_path: Path) -> None:
     """As pandas names columns, and as spectra have them."""
     draws = np.random.default_rng(1).integers(0, 16, (ROWS, 20))
-    assert remarks([written(tmp_path / "a.csv", cells(**{str(i): draws[:, i] for i in range(20)}))])[0] == ()
+    assert remarks([written(tmp_path / "a.csv", cells(**{str(i): draws[:, i].tolist() for i in range(20)}))])[0] == ()
 
 
 # --- cells of other types -----------------------------------------------------------------------------------------------------------------
 
 NESTED: dict[str, Any] = {
     "a list": [1.0, 2.0], "a structure": {"a": 1}, "bytes": b"\x00\xff", "an array": np.zeros(2), "a picture": {"bytes": b"PNG" * 99},
+    "a duration": timedelta(seconds=5), "a time of day": time(12, 30), "a complex number": 1j,
 }  # fmt: skip
 
 
@@ -176,7 +177,10 @@ def test_a_cell_of_several_values_is_refused(kind: str, column: str, tmp_path: P
     table = cells(x=[1.5] * ROWS) | {column: [NESTED[kind]] * ROWS}
     monkeypatch.setitem(TABLES, "parquet", (lambda path: table, 1))
     (tmp_path / "a.parquet").touch()
-    with pytest.raises(InputError, match=rf"a\.parquet: row 1, column '{column}': .* is (a list|a structure|bytes), expected") as caught:
+    with pytest.raises(
+        InputError,
+        match=rf"a\.parquet: row 1, column '{column}': .* is (a list|a structure|bytes|a duration|a time of day|a complex number), expected",
+    ) as caught:
         remarks([tmp_path / "a.parquet"], source="parquet")
     assert len(str(caught.value)) < 400
     if column == "x":

@@ -172,7 +172,7 @@ class Normed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] / gradients[0].norm()
+        return gradients[0] / gradients[0].square().sum().sqrt()
 
 
 class Holder:
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Factory, str]] = {
     "a layer outside": (user_module(lambda m, x: m.out(OUTSIDE(x.flatten(1)))), "it is outside of the module"),
     "replaced call": (CalledInPlace, "changes its input in place, past the copy that it gets: its class replaces __call__"),
     "gradient of the batch": (
-        user_module(lambda m, x: m.out(Normed.apply(m.first(x.flatten(1)))), lambda m: setattr(m, "first", nn.Linear(SIZE, SIZE))),
+        user_module(lambda m, x: m.out(normed(m.first(x.flatten(1)))), lambda m: setattr(m, "first", nn.Linear(SIZE, SIZE))),
         "gradient of parameter 'first.weight' over two samples is not the mean",
     ),
     "counted words": (lambda: Embedded(scale_grad_by_freq=True), "'embed.weight' over two samples is not the mean.*scale_grad_by_freq"),
@@ -422,6 +422,10 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return -gradients[0]
+
+
+def normed(x: Tensor) -> Any:
+    return Normed.apply(x)  # type: ignore[no-untyped-call]
 
 
 def _reversed(x: Tensor) -> Any:
@@ -573,7 +577,7 @@ class Swish(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+        x: Tensor = ctx.saved_tensors[0]
         return gradients[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
 
 
@@ -590,7 +594,7 @@ DOUBTS: dict[str, tuple[Factory, str]] = {
     "tanh and a view": (user_module(lambda m, x: m.out(x.flatten(1)).tanh().view(-1, 2, 2).flatten(1)), f"out of a tanh, which {BOUNDED}"),
     "no input": (user_module(lambda m, x: m.out(torch.ones(len(x), SIZE))), "the same for all samples"),
     "dead": (
-        altered(lambda m: m[1].bias.data.fill_(-1e3), nn.Flatten, hidden, nn.ReLU, head),
+        altered(lambda m: nn.init.constant_(dict(m.named_parameters())["1.bias"], -1e3), nn.Flatten, hidden, nn.ReLU, head),
         "its scores and their gradients are the same for all samples",
     ),
     "counter of the class": (WarmingUp, "counts in WarmingUp.passes, outside of the module"),
