@@ -179,7 +179,7 @@ def test_a_cell_of_several_values_is_refused(kind: str, column: str, tmp_path: P
     (tmp_path / "a.parquet").touch()
     with pytest.raises(
         InputError,
-        match=rf"a\.parquet: row 1, column '{column}': .* is (a list|a structure|bytes|a duration|a time of day|a complex number), expected",
+        match=rf"a\.parquet: row 1, column '{column}': .* is (a |bytes).*, expected",
     ) as caught:
         remarks([tmp_path / "a.parquet"], source="parquet")
     assert len(str(caught.value)) < 400

@@ -17,6 +17,7 @@ from sklearn.model_selection import KFold, cross_validate
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cflpriv import ClusteredFL, InputError, Protection, load_config
+from cflpriv.errors import CflprivWarning
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.types import Array
 
@@ -185,7 +186,8 @@ def test_columns_that_are_left_out_are_named() -> None:
     table = columns()
     count = len(table["a"])
     table |= {"name": [f"n{row}" for row in range(count)], "weight": [f"{row / 7:.2f} kg" for row in range(count)], "e": [[1, 2]] * count}
-    summary = small("fedavg", rounds=1).fit(table, client="device", label="status").summary_
+    with pytest.warns(CflprivWarning, match="is left out"):
+        summary = small("fedavg", rounds=1).fit(table, client="device", label="status").summary_
     left_out = [doubt for doubt in summary["warnings"] if "is left out" in doubt]
     assert [doubt.split(":")[0] for doubt in left_out] == ["column 'weight' is left out", "column 'e' is left out"]
     assert any("column 'name': all values differ: an identifier" in note for note in summary["notes"])
