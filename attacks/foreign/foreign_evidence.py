@@ -14,7 +14,7 @@ Checks here, of states alone, and what a correct input would need to fail them:
   together, in which so many deviations are less than that;
 - a state returned that is a multiple of the state sent, as sums weighted by samples are;
 - updates whose mean is zero: the state sent is the mean of the states returned, the next round's;
-- a state sent in which all weights are zero, where several arrays moved; a state sent that is the mean of states returned in a later round;
+- a state sent whose weights are all zero, although several arrays moved; a state sent that is the mean of states returned in a later round;
 - a state returned that is nearer to a state sent earlier, or to another client, than to its own.
 """
 
@@ -266,13 +266,13 @@ def _nearer(system: System) -> str:
 
 
 def _zeros(system: System) -> str:
-    """States sent in which all weights of several layers are zero, from which no gradient leads away."""
+    """States sent with zeros as all weights of several layers: their gradients are zero, too."""
     for record in _records(system):
         weights = {name: sent for name, sent in record.before.parameters.items() if np.ndim(sent) > 1}
         changed = [name for name, sent in weights.items() if not np.array_equal(sent, record.after.parameters[name])]
         if len(changed) > 1 and not any(np.any(sent) for sent in weights.values()):
             return (
-                f"client {record.client}: all weights of its state before are zero, from which {changed[0]!r} and {changed[1]!r} have no "
+                f"client {record.client}: all weights of its state before are zero, so that {changed[0]!r} and {changed[1]!r} have no "
                 "gradient; give the state that this client was sent"
             )
     return ""

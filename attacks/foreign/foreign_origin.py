@@ -105,7 +105,7 @@ def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: A
 
 
 def mixed_updates(system: System) -> str:
-    """Updates in which other clients' training is, too."""
+    """Updates that contain other clients' training."""
     origins = _origins(system)
     if len({origin.client for origin in origins}) < FEWEST_CLIENTS:
         return ""
@@ -124,7 +124,7 @@ def mixed_updates(system: System) -> str:
 
 
 def foreign_samples(system: System) -> str:
-    """Samples on which the updates were not trained."""
+    """Samples that did not train the updates."""
     origins = _origins(system)
     if len({origin.client for origin in origins}) < FEWEST_CLIENTS:
         return ""

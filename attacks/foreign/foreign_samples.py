@@ -9,7 +9,7 @@ What correct input would need to fail, with its probability:
   clients `HALF` of a set; within a set of `FEWEST_TWICE` all rows (of a bootstrap sample all rows repeat with p < 1e-3).
 - repeated: more than half of the samples outside repeat others, where auxiliary samples do not;
 - near members: more than `SHARED` of a set are nearer to a member than `NEAR` of the median distance of two neighbours in the auxiliary
-  samples, of which at most `WITHIN` are so near to each other;
+  samples, where at most `WITHIN` are as near to each other;
 - apart: of members, and of samples outside, in labels that both have, more than `TOLD` are nearest to one of their own set, and as many as
   at `APART_DEVIATIONS` deviations of random sets, so that the sets are told apart without the model;
 - labels: nearest neighbours among clients' samples predict the clients' own labels, but those of auxiliary samples less than half as well
@@ -207,7 +207,7 @@ def nearly_members(system: System) -> str:
 
 
 def apart_samples(system: System) -> str:
-    """Samples outside that differ from members by themselves, so that membership would be told without the model."""
+    """Samples outside that differ from members by themselves, so that anybody sees members without the model."""
     truth = system.case.truth
     both = {client: truth.outside[client] for client in truth.outside if client in truth.data}
     if not both or (system.model is not None and system.model.words):
@@ -228,7 +228,7 @@ def apart_samples(system: System) -> str:
             return ""
     return (
         f"outside: samples differ from members by themselves: of {agrees.mean():.0%} the nearest other sample is of their own set, so that "
-        "members are told without the model; give samples of the clients' distribution, in the same form"
+        "members are known without the model; give samples of the clients' distribution, in the same form"
     )
 
 

@@ -210,7 +210,7 @@ def strangers(names: Collection[str]) -> tuple[str, ...]:
 
 
 def misspelt(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
-    """Pairs of a rare name and a common one from which it differs by a letter: left out, added, changed, or exchanged with the next."""
+    """Pairs of a rare name and a common one that differ by a letter: left out, added, changed, or exchanged with the next."""
     pairs = []
     for rare in counts:
         if len(rare) < 4 or not rare.replace(" ", "").isalpha():
@@ -221,7 +221,7 @@ def misspelt(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
 
 
 RARE = 20
-"""A misspelt name occurs so many times less often than the right one."""
+"""A misspelt name occurs this many times less often than the right one."""
 
 
 def _one_letter_apart(one: str, other: str) -> bool:

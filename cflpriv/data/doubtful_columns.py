@@ -19,7 +19,7 @@ FEW = 10
 MOST_PARTNERS = 50
 """A column with more values is not compared with classes or clients."""
 FEWEST_FILLED = 3
-"""A filler occurs at least so often."""
+"""A filler occurs at least this many times."""
 EXACT = 2.0**53
 """Larger whole numbers are not all numbers of double precision."""
 SAME = 1e-9

@@ -33,7 +33,7 @@ LONGEST = 3.0
 REPEATS = 4
 """Passes over the same two samples."""
 ADDED = 0.05
-"""Gradients of two samples, of which the mean is taken, differ from those of both together by less than this share."""
+"""The mean gradient of two samples differs from the gradient of both together by less than this share."""
 BOUNDING = {
     "Sigmoid": "a sigmoid", "LogSigmoid": "a logarithm of a sigmoid", "Tanh": "a tanh", "Relu": "a ReLU", "Softplus": "a softplus",
     "Hardsigmoid": "a sigmoid", "Hardtanh": "a tanh", "Clamp": "a clamp", "ClampMin": "a clamp", "ClampMax": "a clamp",

@@ -34,7 +34,7 @@ NAMED = {
     "outside is x": "outside is the same as x", "outside half members": "of outside are among the clients' samples x",
     "several under one name": "give each client a number of its own", "samples twice": "give each sample once",
     "weighted states": "times the state before", "auxiliary of clients": "give samples that no client trained on",
-    "outside of noise": "members are told without the model", "outside of zeros": "of the 30 samples outside repeat others",
+    "outside of noise": "members are known without the model", "outside of zeros": "of the 30 samples outside repeat others",
     "outside labels shuffled": "outside: labels y do not belong to samples x",
     "outside noisy members": "outside: 180 of 180 samples are nearly",
     "auxiliary of rounded members": "auxiliary: 180 of 180 samples are nearly the same as a client's",
