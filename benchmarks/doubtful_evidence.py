@@ -327,6 +327,10 @@ CORRECT: Mapping[str, Mapping[str, Any]] = {
     "categories, one label": {"data": "categories", "labels": 1}, "sparse": {"change": sparse}, "signs": {"change": signs},
     "coarse": {"change": coarse}, "frozen": {"change": frozen}, "own starts": {"own_start": True},
     "own starts, rounds": {"own_start": True, "rounds": 2}, "pixels to 255": {"scale": lambda x: 255 * x, "lr": 1e-4},
+    "scaffold, trained": {"scaffold": True, "warm": 4}, "scaffold, blobs": {"scaffold": True, "warm": 3, "labels": 1, "data": "blobs"},
+    "scaffold, convolution": {"scaffold": True, "warm": 3, "kind": "cnn", "labels": 3},
+    "outside, categories": {"data": "categories", "labels": 0, "outside": True},
+    "outside, heavy tails": {"data": "heavy tails", "labels": 0, "lr": 1e-3, "outside": True, "count": 50},
     "standardised": {"scale": lambda x: (x - 0.3) / 0.37},
     "float64": {"change": lambda update, sent: on_floats(update, torch.Tensor.double)}, "20 clients": {"clients": 20, "labels": 2},
 }  # fmt: skip
@@ -381,6 +385,32 @@ def shuffled(y: torch.Tensor) -> torch.Tensor:
     return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(3))]
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """Noise in the place of samples."""
+    return torch.rand(x.shape, generator=generator(seed))
+
+
+def classes_of(audit: Audit) -> int:
+    return int(audit.auxiliary[1].max()) + 1
+
+
+def with_outside(update: Update, change: Callable[[torch.Tensor, torch.Tensor], Samples]) -> Samples:
+    assert update.outside is not None
+    return change(*update.outside)
+
+
+def dealt_anew(audit: Audit) -> Audit:
+    """All clients' samples, dealt at random."""
+    x, y = torch.cat([update.x for update in audit.updates]), torch.cat([update.y for update in audit.updates])
+    order, sizes = torch.randperm(len(y), generator=generator(1)), [len(update.y) for update in audit.updates]
+    parts = list(zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True))
+    return each(audit, lambda i, update: replace(update, x=parts[i][0], y=parts[i][1], outside=None))
+
+
 MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
     "update as state": lambda a: each(a, lambda i, u: replace(u, after=minus(u.after, u.before))),
     "update as state, one client": lambda a: each(a, lambda i, u: replace(u, after=minus(u.after, u.before)), [1]),
@@ -423,6 +453,33 @@ MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
     "samples twice": lambda a: each(a, lambda i, u: replace(u, x=torch.cat([u.x, u.x]), y=torch.cat([u.y, u.y]))),
     "one client's samples for all": lambda a: each(a, lambda i, u: replace(u, x=of(a, 0).x, y=of(a, 0).y)),
     "weighted states": lambda a: each(a, lambda i, u: replace(u, after=on_floats(u.after, lambda v: len(u.y) * v))),
+    "outside of noise": lambda a: each(a, lambda i, u: replace(u, outside=with_outside(u, lambda x, y: (drawn(x, i), y)))),
+    "outside of zeros": lambda a: each(a, lambda i, u: replace(u, outside=with_outside(u, lambda x, y: (torch.zeros_like(x), y)))),
+    "outside once": lambda a: each(a, lambda i, u: replace(u, outside=with_outside(u, lambda x, y: (x[[0] * len(x)], y)))),
+    "outside labels shuffled": lambda a: each(
+        a, lambda i, u: replace(u, outside=with_outside(u, lambda x, y: (x, torch.randint(classes_of(a), y.shape, generator=generator(i)))))
+    ),
+    "outside rounded members": lambda a: each(a, lambda i, u: replace(u, outside=(1.0001 * u.x.half().float(), u.y))),
+    "outside noisy members": lambda a: each(a, lambda i, u: replace(u, outside=(u.x + 1e-3 * drawn(u.x, i), u.y))),
+    "auxiliary of rounded members": lambda a: replace(
+        a, auxiliary=(torch.cat([(200 * u.x).round() / 200 for u in a.updates]), torch.cat([u.y for u in a.updates]))
+    ),
+    "samples of noise": lambda a: each(a, lambda i, u: replace(u, x=drawn(u.x, i), outside=None)),
+    "samples dealt anew": dealt_anew,
+    "labels one up": lambda a: each(a, lambda i, u: replace(u, y=(u.y + 1) % classes_of(a))),
+    "samples of two clients": lambda a: each(
+        a, lambda i, u: replace(u, x=torch.cat([u.x, of(a, i + 1).x]), y=torch.cat([u.y, of(a, i + 1).y]), outside=None)
+    ),
+    "before of zeros": lambda a: each(a, lambda i, u: replace(u, before=on_floats(u.before, torch.zeros_like))),
+    "after of two clients": lambda a: each(a, lambda i, u: replace(u, after=mean_of([u.after, of(a, i + 1).after]))),
+    "another's update added": lambda a: each(
+        a, lambda i, u: replace(u, after=plus(u.after, minus(of(a, i + 1).after, of(a, i + 1).before)))
+    ),
+    "updates times 1000": lambda a: each(a, lambda i, u: replace(u, after=plus(u.before, minus(u.after, u.before), 1000.0))),
+    "rate in thousandths": lambda a: replace(a, settings=replace(a.settings, lr=1e-3 * (a.settings.lr or 0.1))),
+    "rate in thousands": lambda a: replace(a, settings=replace(a.settings, lr=1e3 * (a.settings.lr or 0.1))),
+    "fewer samples declared": lambda a: each(a, lambda i, u: replace(u, samples=len(u.y) - 1)),
+    "more labels declared": lambda a: each(a, lambda i, u: replace(u, labels=len(torch.unique(u.y)) + 1)),
 }  # fmt: skip
 """Name -> what spoils an audit."""
 

@@ -160,7 +160,7 @@ def test_public_names_exist() -> None:
 READERS = {
     "cflpriv.protocols.bounded_files", "cflpriv.array_files",
     "cflpriv.data.formats",  # unpacks what `open_regular` opened
-    "cflpriv.data.image_folders", "cflpriv.data.tables", "cflpriv.data.huggingface",  # with the libraries of their formats
+    "cflpriv.data.image_folders", "cflpriv.data.raw_tables", "cflpriv.data.huggingface",  # with the libraries of their formats
     "cflpriv.federation.store",  # a party's own state, of any size
     "cflpriv.data.named",  # a file of scikit-learn
     "cflpriv.attacks.claims.published.clustering_beats_averaging",  # its own runs; docs/claims.md has the digest of the file

@@ -2,7 +2,7 @@
 
 A wrong input gives a figure that looks right, and mostly an all-clear. So every check below looks for a fault that correct input has with a
 stated small probability. If any check fails, no attack runs: each figure is `evidence_doubtful`, with the reasons. `foreign_samples` checks
-the samples, `foreign_fit` whether the updates fit them.
+the samples, `foreign_fit` and `foreign_origin` whether the updates fit them.
 
 Checks here, of states alone, and what a correct input would need to fail them:
 
@@ -14,6 +14,7 @@ Checks here, of states alone, and what a correct input would need to fail them:
   together, in which so many deviations are less than that;
 - a state returned that is a multiple of the state sent, as sums weighted by samples are;
 - updates whose mean is zero: the state sent is the mean of the states returned, the next round's;
+- a state sent whose weights are all zero, although several arrays moved; a state sent that is the mean of states returned in a later round;
 - a state returned that is nearer to a state sent earlier, or to another client, than to its own.
 """
 
@@ -25,7 +26,8 @@ import numpy as np
 
 from ...types import Array
 from .foreign_fit import exchanged, is_rounded_away, misled
-from .foreign_samples import mislabelled, misplaced, repeated_samples
+from .foreign_origin import foreign_samples, mixed_updates, other_rate
+from .foreign_samples import apart_samples, mislabelled, misplaced, nearly_members, repeated_samples
 from .foreign_system import System, UpdateRecord
 
 __all__ = ["doubts_of", "named_clients"]
@@ -263,10 +265,45 @@ def _nearer(system: System) -> str:
     return ""
 
 
+def _zeros(system: System) -> str:
+    """States sent with zeros as all weights of several layers: their gradients are zero, too."""
+    for record in _records(system):
+        weights = {name: sent for name, sent in record.before.parameters.items() if np.ndim(sent) > 1}
+        changed = [name for name, sent in weights.items() if not np.array_equal(sent, record.after.parameters[name])]
+        if len(changed) > 1 and not any(np.any(sent) for sent in weights.values()):
+            return (
+                f"client {record.client}: all weights of its state before are zero, so that {changed[0]!r} and {changed[1]!r} have no "
+                "gradient; give the state that this client was sent"
+            )
+    return ""
+
+
+def _reversed(system: System) -> str:
+    """Updates in the wrong order: the state sent in one is the mean of the states returned in a later one."""
+    rounds = list(_rounds(system))
+    for early, later in combinations(range(len(rounds)), 2):
+        sent = {_digest(record.before.parameters): record for record in rounds[early]}
+        returned = [_flat(record.after.parameters) for record in rounds[later]]
+        if len(sent) > 1 or len(returned) < 2 or len(returned) > MOST_COMPARED:
+            continue
+        start, spread = _flat(next(iter(sent.values())).before.parameters), float(np.linalg.norm(np.std(returned, axis=0)))
+        counts = [record.samples for record in rounds[later] if record.samples is not None]
+        for weights in ([1] * len(returned), counts):
+            if len(weights) == len(returned) and np.linalg.norm(np.average(returned, axis=0, weights=weights) - start) <= BALANCED * spread:
+                return (
+                    f"the state before of update {early + 1} is the mean of the states after of update {later + 1}; give the updates of a "
+                    "client in the order of rounds"
+                )
+    return ""
+
+
 CHECKS: Mapping[str, Callable[[System], str]] = {
     "equal states": _unmoved, "repeated states": _returned_twice, "one name for several clients": _sent_twice,
     "proportional updates": _proportional, "unrelated states": _unrelated, "state before of the next round": _balanced,
     "state before of another training": _nearer, "scale of samples": misplaced, "repeated samples": repeated_samples,
     "labels of auxiliary samples": mislabelled, "direction of updates": misled, "samples of another client": exchanged,
+    "state before of zeros": _zeros, "order of rounds": _reversed, "samples near members": nearly_members,
+    "samples apart from members": apart_samples, "updates of several clients": mixed_updates,
+    "samples of another training": foreign_samples, "length of updates": other_rate,
 }  # fmt: skip
 """Checks by name; each gives a reason, or "" where the evidence stands it."""

@@ -28,7 +28,7 @@ from .foreign_labels import settled_vector
 from .foreign_states import ForeignModel, vector_of
 from .foreign_system import System, UpdateRecord
 
-__all__ = ["exchanged", "is_rounded_away", "misled"]
+__all__ = ["cosine", "exchanged", "is_rounded_away", "misled", "moved", "towards", "towards_samples"]
 
 WAY = (0.0, 0.5, 1.0)
 """Where gradients are taken between the states before and after."""
@@ -81,7 +81,8 @@ def _trained(model: ForeignModel, form: Model) -> Array:
     return np.concatenate([np.full(math.prod(shape), name in model.shapes) for name, shape, _ in form.layout])
 
 
-def _cosine(u: Array, v: Array) -> float:
+def cosine(u: Array, v: Array) -> float:
+    """The cosine of two vectors, 0 if one is zero."""
     lengths = float(np.linalg.norm(u) * np.linalg.norm(v))
     return float(u @ v) / lengths if lengths > 0 else 0.0
 
@@ -98,16 +99,22 @@ def is_rounded_away(system: System, record: UpdateRecord) -> bool:
     return bool(np.isfinite(moved).all() and ((start - moved).astype(dtype) == start.astype(dtype)).all())
 
 
-def _towards(system: System, model: ForeignModel, record: UpdateRecord, client: int) -> tuple[Array, Array]:
+def towards(system: System, model: ForeignModel, record: UpdateRecord, client: int) -> tuple[Array, Array]:
     """(the negative gradient (d,) of a client's samples along an update, how much each sample's loss falls (n,))."""
+    return towards_samples(system, model, record, *_data(system, client))
+
+
+def towards_samples(system: System, model: ForeignModel, record: UpdateRecord, x: Array, y: Array) -> tuple[Array, Array]:
+    """The same of samples x (n, *shape) with labels y (n,)."""
     form, start, end = _form(system, model, record)
-    mask, (x, y) = _trained(model, form), _data(system, client)
+    mask = _trained(model, form)
     made = [_losses(form, start + share * (end - start), x, y) for share in WAY]
     slopes = [gradient[mask] for _, gradient in made]
     return -np.mean(slopes, axis=0), made[0][0] - made[-1][0]
 
 
-def _moved(system: System, model: ForeignModel, record: UpdateRecord) -> Array:
+def moved(system: System, model: ForeignModel, record: UpdateRecord) -> Array:
+    """What the parameters (d,) moved by, in the model's order."""
     form, start, end = _form(system, model, record)
     return np.asarray((end - start)[_trained(model, form)])
 
@@ -118,15 +125,14 @@ def misled(system: System) -> str:
     if model is None:
         return ""
     records = [record for client in system.scored for record in system.records[client]][:MOST_UPDATES]
-    updates = [_moved(system, model, record) for record in records]
+    updates = [moved(system, model, record) for record in records]
     away = list[int]()
     for place, (record, update) in enumerate(zip(records, updates, strict=True)):
-        towards, falls = _towards(system, model, record, record.client)
-        cosine = _cosine(update, towards)
-        if cosine >= -max(AWAY, DEVIATIONS / math.sqrt(len(update))) or not _rises(falls):
+        slope, falls = towards(system, model, record, record.client)
+        if cosine(update, slope) >= -max(AWAY, DEVIATIONS / math.sqrt(len(update))) or not _rises(falls):
             continue
         others = [u for other, u in zip(records, updates, strict=True) if other.client != record.client]
-        together = bool(others) and _cosine(update, np.mean(others, axis=0)) > TOGETHER
+        together = bool(others) and cosine(update, np.mean(others, axis=0)) > TOGETHER
         if not together or _is_common(system, model, records, updates):
             away.append(place)
     if not away:
@@ -147,9 +153,9 @@ def _rises(falls: Array) -> bool:
 
 def _is_common(system: System, model: ForeignModel, records: list[UpdateRecord], updates: list[Array]) -> bool:
     """Whether even the mean update leads away from all clients' samples."""
-    towards = [_towards(system, model, record, record.client)[0] for record in records[:MOST_CLIENTS]]
+    slopes = [towards(system, model, record, record.client)[0] for record in records[:MOST_CLIENTS]]
     mean = np.mean(updates[:MOST_CLIENTS], axis=0)
-    return _cosine(mean, np.mean(towards, axis=0)) < -max(AWAY, DEVIATIONS / math.sqrt(len(mean)))
+    return cosine(mean, np.mean(slopes, axis=0)) < -max(AWAY, DEVIATIONS / math.sqrt(len(mean)))
 
 
 def exchanged(system: System) -> str:
@@ -162,15 +168,15 @@ def exchanged(system: System) -> str:
     updates, slopes = list[Array](), list[Array]()
     for place, client in enumerate(clients):
         record = system.records[client][0]
-        update = _moved(system, model, record)
+        update = moved(system, model, record)
         length = float(np.linalg.norm(update))
         if length == 0:
             continue
-        towards = np.stack([_towards(system, model, record, other)[0] for other in clients])
-        fit[place] = [_cosine(update, row) for row in towards]
+        rows = np.stack([towards(system, model, record, other)[0] for other in clients])
+        fit[place] = [cosine(update, row) for row in rows]
         updates.append(update)
-        slopes.append(towards[place])
-        explained = np.linalg.lstsq(towards.T, update, rcond=None)[0] @ towards
+        slopes.append(rows[place])
+        explained = np.linalg.lstsq(rows.T, update, rcond=None)[0] @ rows
         left[place] = float(np.linalg.norm(update - explained)) / length / math.sqrt(len(update))
     best = linear_sum_assignment(-fit)[1]
     changed = np.flatnonzero(best != np.arange(m))

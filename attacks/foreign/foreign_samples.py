@@ -7,18 +7,24 @@ What correct input would need to fail, with its probability:
   range of n ≥ 64 others with probability 2 / (n + 1) each.
 - duplicates: at least two equal rows, and more than `SHARED` of a set, where rows of one set do not repeat by themselves; between two
   clients `HALF` of a set; within a set of `FEWEST_TWICE` all rows (of a bootstrap sample all rows repeat with p < 1e-3).
+- repeated: more than half of the samples outside repeat others, where auxiliary samples do not;
+- near members: more than `SHARED` of a set are nearer to a member than `NEAR` of the median distance of two neighbours in the auxiliary
+  samples, where at most `WITHIN` are as near to each other;
+- apart: of members, and of samples outside, in labels that both have, more than `TOLD` are nearest to one of their own set, and as many as
+  at `APART_DEVIATIONS` deviations of random sets, so that the sets are told apart without the model;
 - labels: nearest neighbours among clients' samples predict the clients' own labels, but those of auxiliary samples less than half as well
   (`DEVIATIONS` standard errors), and no better than after a permutation of their labels (p > `CHANCE`).
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from ...types import Array
 from .foreign_system import System
 
-__all__ = ["mislabelled", "misplaced", "repeated_samples"]
+__all__ = ["apart_samples", "mislabelled", "misplaced", "nearly_members", "repeated_samples"]
 
 FEWEST_VALUES = 64
 SLACK, BEYOND, FAR = 0.05, 0.2, 0.03
@@ -27,6 +33,8 @@ NARROW = 1 / 20
 BOUNDED = 0.01
 """Data are bounded if more than this share of values, and five at least, is at an end of the range exactly."""
 SHARED, WITHIN, HALF = 0.05, 0.02, 0.5
+NEAR = 0.05
+TOLD, APART_DEVIATIONS = 0.8, 6.0
 FEWEST_ROWS, FEWEST_TWICE = 4, 10
 GRID = 1e-6
 """Rows are equal if they are equal after rounding to this, on the scale on which auxiliary samples are."""
@@ -131,7 +139,8 @@ def repeated_samples(system: System) -> str:
     members = {client: _rows(x) for client, (x, _) in truth.data.items()}
     auxiliary = _rows(prior.x) if len(prior.y) else []
     outside = {client: _rows(x) for client, (x, _) in truth.outside.items()}
-    natural = max((_repeats(rows) for rows in (auxiliary, *outside.values())), default=0.0)
+    sets = (auxiliary,) if len(auxiliary) >= FEWEST_QUERIES else (auxiliary, *outside.values())
+    natural = max((_repeats(rows) for rows in sets), default=0.0)
     for client, rows in outside.items():  # as they are: such sets are equal in data that repeat, too
         if len(rows) >= FEWEST_ROWS and rows == members.get(client):
             return f"client {client}: outside is the same as x; give samples that nobody trained on"
@@ -139,6 +148,8 @@ def repeated_samples(system: System) -> str:
         return ""
     trained = {row for rows in members.values() for row in rows}
     for client, rows in outside.items():
+        if len(rows) >= FEWEST_ROWS and _repeats(rows) > HALF:
+            return f"client {client}: {len(rows) - len(set(rows))} of the {len(rows)} samples outside repeat others; give each sample once"
         if (reason := _shared(rows, trained)) is not None:
             return f"client {client}: {reason} of outside are among the clients' samples x; give samples that nobody trained on"
     if (reason := _shared(auxiliary, trained)) is not None:
@@ -161,33 +172,96 @@ def _shared(rows: list[bytes], trained: set[bytes]) -> str | None:
     return f"{count} of the {len(rows)} samples" if count >= 2 and count >= SHARED * len(rows) else None
 
 
+# --- distances ----------------------------------------------------------------------------------------------------------------------
+
+
+def _pooled(pairs: Mapping[int, Samples]) -> Samples:
+    """The samples (n, d) and labels (n,) of several clients, some of them where there are many."""
+    x = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x, _ in pairs.values()])
+    y = np.concatenate([y for _, y in pairs.values()])
+    kept = np.random.default_rng(0).permutation(len(y))[:MOST_NEIGHBOURS]
+    return x[kept], y[kept]
+
+
+def nearly_members(system: System) -> str:
+    """Non-members and auxiliary samples that are members after a rounding or with a little noise."""
+    truth, prior = system.case.truth, system.case.prior
+    if not truth.data or len(prior.y) < FEWEST_QUERIES or (system.model is not None and system.model.words):
+        return ""
+    known = np.asarray(prior.x[:MOST_NEIGHBOURS], np.float64).reshape(len(prior.y[:MOST_NEIGHBOURS]), -1)
+    within = _distances(known, known)
+    np.fill_diagonal(within, np.inf)
+    usual = np.sqrt(within.min(axis=1))
+    near = NEAR * float(np.median(usual))
+    if near <= 0 or np.mean(usual < near) > WITHIN:
+        return ""
+    members, _ = _pooled(truth.data)
+    sets = {"auxiliary": known}
+    if truth.outside:
+        sets["outside"] = _pooled(truth.outside)[0]
+    for name, rows in sets.items():
+        count = int((np.sqrt(_distances(rows, members).min(axis=1)) < near).sum())
+        if count >= 2 and count >= SHARED * len(rows):
+            return f"{name}: {count} of {len(rows)} samples are nearly the same as a client's; give samples that no client trained on"
+    return ""
+
+
+def apart_samples(system: System) -> str:
+    """Samples outside that differ from members by themselves, so that anybody sees members without the model."""
+    truth = system.case.truth
+    both = {client: truth.outside[client] for client in truth.outside if client in truth.data}
+    if not both or (system.model is not None and system.model.words):
+        return ""
+    (x, y), (other, labels) = _pooled({client: truth.data[client] for client in both}), _pooled(both)
+    x, other = x[np.isin(y, labels)], other[np.isin(labels, y)]
+    if min(len(x), len(other)) < FEWEST_QUERIES:
+        return ""
+    rows, of_outside = np.concatenate([x, other]), np.arange(len(x) + len(other)) >= len(x)
+    distance = _distances(rows, rows)
+    distance += 1e-9 * np.random.default_rng(0).random(distance.shape) * float(np.median(distance))  # equal distances in any order
+    np.fill_diagonal(distance, np.inf)
+    agrees = of_outside[distance.argmin(axis=1)] == of_outside
+    for own in (of_outside, ~of_outside):
+        chance = (own.sum() - 1) / (len(rows) - 1)
+        deviation = np.sqrt(chance * (1 - chance) / own.sum())
+        if agrees[own].mean() < max(TOLD, chance + APART_DEVIATIONS * deviation):
+            return ""
+    return (
+        f"outside: samples differ from members by themselves: of {agrees.mean():.0%} the nearest other sample is of their own set, so that "
+        "members are known without the model; give samples of the clients' distribution, in the same form"
+    )
+
+
 # --- labels -------------------------------------------------------------------------------------------------------------------------
 
 
 def mislabelled(system: System) -> str:
-    """Auxiliary labels that have nothing to do with their samples, although labels of clients have."""
+    """Auxiliary labels, or labels of samples outside, that have nothing to do with their samples, although labels of clients have."""
     truth, prior = system.case.truth, system.case.prior
-    if not truth.data or not len(prior.y) or (system.model is not None and system.model.words):
+    if not truth.data or (system.model is not None and system.model.words):
         return ""
-    rng = np.random.default_rng(system.case.seed)
-    x, y = (np.concatenate([pair[i] for pair in truth.data.values()]) for i in (0, 1))
-    kept = rng.permutation(len(y))[:MOST_NEIGHBOURS]
-    x, y = x[kept].reshape(len(kept), -1).astype(np.float64), y[kept]
-    asked = np.flatnonzero(np.isin(prior.y, np.unique(y)))[:MOST_NEIGHBOURS]
+    clients = _pooled(truth.data)
+    sets = {"auxiliary": (prior.x, prior.y)} | ({"outside": _pooled(truth.outside)} if truth.outside else {})
+    return next((reason for name, pair in sets.items() if (reason := _mislabelled(name, pair, clients, system.case.seed))), "")
+
+
+def _mislabelled(name: str, pair: Samples, clients: Samples, seed: int) -> str:
+    (x, y), rng = clients, np.random.default_rng(seed)
+    asked = np.flatnonzero(np.isin(pair[1], np.unique(y)))[:MOST_NEIGHBOURS]
     if min(len(asked), len(y)) < FEWEST_QUERIES or len(np.unique(y)) < 2:
         return ""
-    queries, labels = prior.x[asked].reshape(len(asked), -1).astype(np.float64), prior.y[asked]
+    queries, labels = pair[0][asked].reshape(len(asked), -1).astype(np.float64), pair[1][asked]
     distance = _distances(x, x)
     distance[distance <= GRID] = np.inf  # itself, and duplicates
     own, guessed = y[distance.argmin(axis=1)], y[_distances(queries, x).argmin(axis=1)]
-    of_clients, of_auxiliary = _agreement(own, y), _agreement(guessed, labels)
+    of_clients, of_set = _agreement(own, y), _agreement(guessed, labels)
     chances = [float(np.mean(guessed == rng.permutation(labels))) for _ in range(PERMUTATIONS)]
     is_chance = (1 + sum(chance >= np.mean(guessed == labels) for chance in chances)) / (1 + PERMUTATIONS) > CHANCE
-    excess = of_clients[0] / 2 - of_auxiliary[0]
-    error = float(np.hypot(of_clients[1] / 2, of_auxiliary[1]))
+    excess = of_clients[0] / 2 - of_set[0]
+    error = float(np.hypot(of_clients[1] / 2, of_set[1]))
     if of_clients[0] > FEWEST_KNOWN and is_chance and excess > DEVIATIONS * error:
         return (
-            f"auxiliary: labels y do not belong to samples x: the nearest sample of clients has the same label as often as after shuffling "
+            f"{name}: labels y do not belong to samples x: the nearest sample of clients has the same label as often as after shuffling "
             f"({np.mean(guessed == labels):.0%}), where clients' samples agree in {np.mean(own == y):.0%}; give x and y in one order"
         )
     return ""

@@ -300,6 +300,11 @@ def _records_of(
             usual if declared is None else whole(declared, 1, f"{where}: {name}")
             for name, declared, usual in zip(("samples", "labels"), (update.samples, update.labels), counted, strict=True)
         )
+        for name, number, given in (("samples", samples, counted[0]), ("labels", labels, counted[1])):
+            if number is not None and given is not None and number < given:
+                raise InputError(f"{where}: {name} = {number}: its x and y have {given}")
+        if labels is not None and counted[1] is not None and samples == counted[0] and labels > counted[1]:
+            raise InputError(f"{where}: labels = {labels}: its {samples} samples, which are all in x and y, have {counted[1]}")
         records.setdefault(client, []).append(UpdateRecord(client, before, after, update.settings or settings, samples, labels))
     return records, data, outside
 

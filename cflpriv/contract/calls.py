@@ -149,5 +149,6 @@ def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]
         members = call.members(label)
         weights = [member.weight for member in members]
         parts = {name: Shared(weighted_mean([member.parts[name] for member in members], weights)) for name in members[0].parts}
-        means[label] = GroupMean(parts, float(sum(weights)), len(members), contributors=tuple(member.client for member in members))
+        known, whole = tuple(member.client for member in members), float(sum(weights))
+        means[label] = GroupMean(parts, whole, len(members), contributors=known, largest=float(max(weights)) / whole)
     return tuple(means)

@@ -144,6 +144,7 @@ class GroupMean:
     `clipped` is the number of clients whose values went beyond the range of a secure sum and were clipped. `contributors` are
     the clients whose values are in the sum, as far as the server knows: those of all groups where an oblivious sum hides memberships.
     `rounding` is the most that the quantiser of a secure sum is expected to have added, as a share of the mean's length.
+    `largest` is the share of the weight that one client has, 0 where the server does not know it.
     """
 
     parts: Mapping[str, Shared]
@@ -152,6 +153,7 @@ class GroupMean:
     clipped: int = 0
     contributors: tuple[int, ...] = ()
     rounding: float = 0.0
+    largest: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

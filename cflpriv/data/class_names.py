@@ -6,7 +6,8 @@ Training works, and the accuracy looks like that of a hard problem. Here such la
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
 from html import unescape
 
 import numpy as np
@@ -16,7 +17,9 @@ from ..types import Array
 __all__ = [
     "NOT_A_CLASS",
     "accidental_pairs",
+    "combined",
     "missing_word",
+    "misspelt",
     "no_classes",
     "number_of",
     "same_name",
@@ -79,6 +82,12 @@ NOT_A_CLASS = frozenset(
 """Words that tables have where a value is missing, in small letters."""
 
 
+UNSURE = frozenset(
+    ("na", "none", "unknown", "missing", "not available", "not recorded", "no data", "no answer", "n/k", "tbd", "unlabelled", "unlabeled")
+)
+"""Words that may be the name of a class, or stand for a missing value."""
+
+
 def same_name(cell: str) -> str:
     """The form of a name that all ways to write it have in common, where they certainly mean the same.
 
@@ -126,8 +135,8 @@ def _likeness(name: str) -> str:
     text = unicodedata.normalize("NFKC", unescape(name).translate(_INVISIBLE)).translate(_LOOKS_LIKE).casefold()
     text = "".join(character for character in text if unicodedata.category(character) not in ("Cf", "Cc"))
     text = text.strip().rstrip(".,;:!").strip("'\"`").strip()
-    if (number := number_of(text)) is not None:
-        return repr(number + 0.0)
+    if number_of(text) is not None:
+        return str(Decimal(text).normalize() + 0)  # whole numbers of any size stay apart
     return _SEPARATORS.sub("", text) or name
 
 
@@ -181,18 +190,54 @@ def _are_codes(names: Collection[str]) -> bool:
 
 def unsure_word(name: str) -> bool:
     """Whether a name that is taken as a class is also a word for a missing value."""
-    return name.strip().casefold() in ("na", "none")
+    return name.strip().casefold() in UNSURE
 
 
 def strangers(names: Collection[str]) -> tuple[str, ...]:
-    """Names that are unlike all others: one or two words among numbers, or a negative number of nines among positive ones."""
+    """Names that are unlike all others: one or two words among numbers, a number of nines far from the others, −1 beside 0, 1, 2, …"""
     words = sorted(name for name in names if number_of(name) is None)
     if 0 < len(words) <= 2 <= len(names) - len(words) and len(words) < len(names) / 2:
         return tuple(words)
     if words or len(names) < 3:
         return ()
-    nines = [name for name in names if re.fullmatch(r"-9{2,}(\.0*)?", name)]
-    return tuple(nines) if all(float(name) >= 0 for name in names if name not in nines) else ()
+    odd = [name for name in names if re.fullmatch(r"-?9{2,}(\.0*)?|-1(\.0*)?", name)]
+    others = sorted(float(name) for name in names if name not in odd)
+    if len(odd) != 1 or len(others) < 2:
+        return ()
+    number, counted = float(odd[0]), len(others) > 2 and others == [float(i) for i in range(len(others))]
+    far = min(abs(number - others[0]), abs(number - others[-1])) > others[-1] - others[0] and not others[0] < number < others[-1]
+    return tuple(odd) if (counted if number == -1 else far or (number < 0 <= others[0])) else ()
+
+
+def misspelt(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    """Pairs of a rare name and a common one that differ by a letter: left out, added, changed, or exchanged with the next."""
+    pairs = []
+    for rare in counts:
+        if len(rare) < 4 or not rare.replace(" ", "").isalpha():
+            continue
+        often = (name for name, count in counts.items() if count >= RARE * counts[rare] and name.isprintable())
+        pairs += [(rare, name) for name in often if _one_letter_apart(rare.casefold(), name.casefold())][:1]
+    return tuple(pairs)
+
+
+RARE = 20
+"""A misspelt name occurs this many times less often than the right one."""
+
+
+def _one_letter_apart(one: str, other: str) -> bool:
+    if abs(len(one) - len(other)) > 1:
+        return False
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    ends = one[same:], other[same:]
+    swapped = len(ends[0]) > 1 and ends[0][:2] == ends[1][:2][::-1] and ends[0][2:] == ends[1][2:]
+    return swapped or ends[0][1:] == ends[1][1:] or ends[0][1:] == ends[1] or ends[0] == ends[1][1:]
+
+
+def combined(names: Collection[str]) -> tuple[str, ...]:
+    """Names that are several labels with a mark between them: there are more names than different parts of these."""
+    parts = {name: [part.strip() for part in re.split(r"[;|,/]", name)] for name in sorted(names)}
+    several = tuple(name for name, of_name in parts.items() if len(of_name) > 1)
+    return several if len(several) > 2 and len({part for of_name in parts.values() for part in of_name}) < len(names) else ()
 
 
 def no_classes(numbers: Array | None, counts: Array) -> tuple[str, bool]:

@@ -15,11 +15,13 @@ import numpy as np
 
 from ..errors import InputError
 from .class_names import accidental_pairs, no_classes, unified
-from .columns import Column, Part, cell_name, cell_number, feature_names, is_blank, moment
+from .columns import Column, Part, cell_name, cell_number, feature_names, is_blank, moment, nested, shown
+from .doubtful_columns import is_filler_date
 from .plausible import row_numbers
-from .tables import RawTable, names_of_classes, read_table
+from .raw_tables import RawTable, read_table
+from .table_labels import names_of_classes
 
-__all__ = ["Guess", "guessed", "guessed_columns", "source_of"]
+__all__ = ["Guess", "guessed", "guessed_columns", "is_usual", "source_of"]
 
 LABELS = ("label", "target", "class", "outcome", "y", "diagnosis", "category", "result", "species")
 CLIENTS = (
@@ -40,7 +42,10 @@ CLIENTS = (
 MOST_CATEGORIES = 50
 FEW_CATEGORIES = 8
 WORDS_OF_TEXT = 2.5
+NO_VALUES, IDENTIFIER = "has no values", "all values differ: an identifier"
 _COMMAS = re.compile(r"[+-]?[0-9.]*[0-9](,[0-9]+)*")
+_UNIT = re.compile(r"[^\w\s+-]{0,2}\s?[+-]?\d[\d.,' \u00a0]*\s?[^\d\s]{0,8}")
+MOSTLY, SURELY = 0.5, 0.9
 FORMATS = (
     "", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
     "%Y/%m/%d %H:%M", "%d.%m.%y", "%b %d, %Y", "%d %b %Y",
@@ -97,7 +102,8 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
     columns, remarks = guessed_columns(table, [name for name in (label, client) if name])
     clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
     if not any(feature_names(column) for column in columns):
-        raise InputError(f"{path}: no column beside {label!r} is known to hold features")
+        some = "; ".join(f"{name!r} {remark}" for name, remark in list(remarks.items())[:3])
+        raise InputError(f"{path}: no column beside {label!r} is known to hold features{f': {some}' if some else ''}")
     return Guess(label, client, clients, classes, columns, label_range, remarks)
 
 
@@ -105,6 +111,11 @@ def guessed_columns(table: RawTable, others: Collection[str]) -> tuple[tuple[Col
     """A schema of all columns but `others`, and remarks on some columns, by name."""
     guesses = {name: _guess(table, name) for name in table.columns if name not in others}
     return tuple(column for column, _ in guesses.values()), {name: remark for name, (_, remark) in guesses.items() if remark}
+
+
+def is_usual(remark: str) -> bool:
+    """Whether good tables have columns that are left out for this reason: no values, identifiers, numbers of rows."""
+    return remark in (NO_VALUES, IDENTIFIER) or remark.startswith(("numbers the rows", "is an index"))
 
 
 def _label_range(table: RawTable, label: str) -> tuple[float, ...]:
@@ -125,12 +136,14 @@ def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
 
 def _guess(table: RawTable, name: str) -> tuple[Column, str]:
     cells = table.columns[name]
+    if what := next(filter(None, map(nested, cells)), ""):
+        return Column(name, "ignore"), f"has a cell with {what}; write a number, a text or a date in each cell"
     there = [cell for cell in cells if not is_blank(cell)]
     blanks = len(cells) - len(there)
     if not there:
-        return Column(name, "ignore"), "has no values"
+        return Column(name, "ignore"), NO_VALUES
     numbers = np.array([math.nan if isinstance(cell, bool) else cell_number(cell) for cell in there])
-    if np.isfinite(numbers).all():
+    if np.isfinite(numbers).all() and not _are_codes(there):
         if how := row_numbers(name, [numbers] if not blanks else []):
             return Column(name, "ignore"), how
         return _number(name, numbers, blanks)
@@ -141,13 +154,20 @@ def _guess(table: RawTable, name: str) -> tuple[Column, str]:
     return _names(name, [cell_name(cell) for cell in cells])
 
 
+def _are_codes(cells: Sequence[Any]) -> bool:
+    """Whether digits are a code rather than a number: some begin with a zero, and all are equally long."""
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    is_code = len(texts) == len(cells) and all(text.isdecimal() for text in texts) and len({len(text) for text in texts}) == 1
+    return is_code and len(texts[0]) > 1 and any(text.startswith("0") for text in texts)
+
+
 def _number(name: str, values: np.ndarray[Any, np.dtype[np.float64]], blanks: int) -> tuple[Column, str]:
     low, high = float(values.min()), float(values.max())
     bulk = [float(end) for end in np.quantile(values, BULK)]
     far = high - low > TAIL * (bulk[1] - bulk[0]) > 0
     if far:
         low, high = bulk
-    ends = (low - 1, high + 1) if low == high else _rounded(low, high)
+    ends = (low - (apart := max(1.0, abs(low) / 2**20)), high + apart) if low == high else _rounded(low, high)
     remark = "a few values lie far beyond the range and are clipped" if far else "has one value only" if low == high else ""
     filled = f"{blanks} blanks are filled by the middle of the range" if blanks else ""
     return Column(name, "number", range=ends, blank="middle" if blanks else "refuse"), "; ".join(filter(None, (remark, filled)))
@@ -157,7 +177,8 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
     """A range that holds another, with ends of one or two digits of its width."""
     unit = 10.0 ** math.floor(math.log10((high - low) / 2))
     ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
-    return float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")
+    made = float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")
+    return made if made[0] <= low < high <= made[1] else (low, high)
 
 
 def _dates(name: str, cells: Sequence[Any], blanks: int) -> tuple[Column, str] | None:
@@ -165,16 +186,38 @@ def _dates(name: str, cells: Sequence[Any], blanks: int) -> tuple[Column, str] |
     if not fitting:
         return None
     moments = [at for cell in cells if (at := moment(cell, fitting[0])) is not None]
-    first, last = min(moments), max(moments)
+    meant = [at for at in moments if not is_filler_date(at.year, at.month, at.day)] or moments
+    first, last = min(meant), max(meant)
     begin = datetime(first.year, first.month, 1, tzinfo=UTC)
-    end = datetime(last.year + last.month // 12, last.month % 12 + 1, 1, tzinfo=UTC)
+    end = datetime.max.replace(tzinfo=UTC) if last.year == datetime.max.year else _next_month(last)
     parts: list[Part] = ["time"]
     parts += ["year"] if (last - first).days >= 300 else []
     parts += ["day"] if any(at.hour or at.minute for at in moments) else []
     ends = tuple(at.strftime(fitting[0]) if fitting[0] else at.date().isoformat() for at in (begin, end))
-    remarks = [f"{fitting[1]!r} reads all dates, too" if len(fitting) > 1 else "", f"{blanks} blanks are the middle" if blanks else ""]
+    filled = sorted({at.date().isoformat() for at in moments} - {at.date().isoformat() for at in meant})
+    remarks = [
+        f"{fitting[1]!r} reads all dates, too" if len(fitting) > 1 else "", f"{blanks} blanks are the middle" if blanks else "",
+        f"{len(moments) - len(meant)} cells are {' or '.join(filled)}, which programs write for no date; make them blank" if filled else "",
+    ]  # fmt: skip
     column = Column(name, "date", range=ends, format=fitting[0], parts=tuple(parts), blank="middle" if blanks else "refuse")
     return column, "; ".join(filter(None, remarks))
+
+
+def _next_month(at: datetime) -> datetime:
+    return datetime(at.year + at.month // 12, at.month % 12 + 1, 1, tzinfo=UTC)
+
+
+def _no_numbers(cells: Sequence[str]) -> str:
+    """Why cells that mostly begin with a number are no column of numbers; "" if they are not so."""
+    plain = [cell for cell in cells if math.isfinite(cell_number(cell))]
+    others = [cell for cell in cells if not math.isfinite(cell_number(cell))]
+    if not others:
+        return ""
+    if len(plain) >= MOSTLY * len(cells):
+        return f"{len(plain)} of {len(cells)} cells are numbers, others are not, such as {shown(others[0])}; make these blank, or numbers"
+    if sum(_UNIT.fullmatch(cell) is not None for cell in cells) >= SURELY * len(cells):
+        return f"numbers with units or marks, such as {shown(others[0])}, are not read; write the number alone"
+    return ""
 
 
 def _names(name: str, cells: Sequence[str]) -> tuple[Column, str]:
@@ -189,6 +232,8 @@ def _names(name: str, cells: Sequence[str]) -> tuple[Column, str]:
         return Column(name, "category", categories=tuple(values)), alike
     if words >= WORDS_OF_TEXT:
         return Column(name, "text"), ""
+    if why := _no_numbers(full):
+        return Column(name, "ignore"), why
     if len(set(full)) == len(full):
-        return Column(name, "ignore"), "all values differ: an identifier"
+        return Column(name, "ignore"), IDENTIFIER
     return Column(name, "text"), f"{len(values)} different values, too many for categories, are hashed"

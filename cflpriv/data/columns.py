@@ -6,9 +6,9 @@ of a blank by `own`, each client computes over its own training rows (`scaling.S
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,10 +19,15 @@ from ..types import Array
 from .class_names import NOT_A_CLASS, accidental_pairs, same_name
 from .scaling import Scaling
 
-__all__ = ["Column", "Part", "cell_name", "cell_number", "encoded", "feature_names", "is_blank", "moment", "scaling_of"]
+__all__ = [
+    "Column", "Part", "cell_name", "cell_number", "encoded", "feature_names", "is_blank", "moment", "nested", "not_nested",
+    "scaling_of", "shown",
+]  # fmt: skip
 
 LARGEST = 1e30
 """No measured feature is larger; its square would not fit into float32."""
+MOST_SHOWN = 60
+"""Characters of a cell in an error."""
 Part = Literal["time", "year", "week", "day"]
 _CYCLES: dict[str, Callable[[datetime], float]] = {
     "year": lambda at: (at.timetuple().tm_yday - 1) / 366,
@@ -143,6 +148,38 @@ def scaling_of(columns: Sequence[Column], value_range: tuple[float, ...] = ()) -
 # --- cells --------------------------------------------------------------------------------------------------------------------------
 
 
+def nested(cell: Any) -> str:
+    """What a cell holds that is neither a number, a text nor a date, in words, such as "a list"; "" for other cells."""
+    if isinstance(cell, str | float | int | None):
+        return ""
+    if isinstance(cell, timedelta):
+        return "a duration"
+    if isinstance(cell, time):
+        return "a time of day"
+    if isinstance(cell, complex | np.complexfloating):
+        return "a complex number"
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return "bytes"
+    if isinstance(cell, Mapping):
+        return "a structure"
+    return "a list" if isinstance(cell, list | tuple | set) or (isinstance(cell, np.ndarray) and cell.ndim > 0) else ""
+
+
+def not_nested(cells: Sequence[Any], at: Callable[[int], str]) -> None:
+    """Raises `InputError` that begins with `at(row)` for the first cell with more than one value, or with bytes."""
+    for row, cell in enumerate(cells):
+        if what := nested(cell):
+            raise InputError(
+                f"{at(row)}: {shown(cell)} is {what}, expected a number, a text or a date in each cell; images may be folders or npz"
+            )
+
+
+def shown(cell: Any) -> str:
+    """A cell for people: its first characters, if it has many."""
+    text = repr(cell)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 def cell_name(cell: Any) -> str:
     """A cell as a name, empty for a missing one. 1.0 is 1: a column of whole numbers turns into floats where a cell is missing."""
     if isinstance(cell, float):
@@ -193,6 +230,8 @@ def encoded(column: Column, cells: Sequence[Any], at: Callable[[int], str]) -> t
 
     A blank that is `own` is NaN. Raises `InputError` that begins with `at(row)` for a cell that does not fit.
     """
+    if column.type != "ignore":
+        not_nested(cells, at)
     match column.type:
         case "number":
             return _numbers(column, cells, at)
@@ -216,7 +255,7 @@ def _numbers(column: Column, cells: Sequence[Any], at: Callable[[int], str]) -> 
                 advice = (
                     "set its blank to 'middle' or 'own' in data.columns" if blank else "change it, or the column's type in data.columns"
                 )
-                raise InputError(f"{at(row)}: {cell!r} is not a finite number; {advice}")
+                raise InputError(f"{at(row)}: {shown(cell)} is not a finite number; {advice}")
             values[row] = math.nan if column.blank == "own" else sum(column.ends) / 2
     if not column.range:
         return values[:, None], 0
@@ -234,7 +273,7 @@ def _categories(column: Column, cells: Sequence[Any], at: Callable[[int], str]) 
         if place is None:
             alike = next((other for other in number if accidental_pairs({name, other})), None)
             hint = f"; did you mean {alike!r}?" if alike else '; add "" for a blank' if name == "" else ""
-            raise InputError(f"{at(row)}: {cell_name(cell)!r} is not in its categories in data.columns, which has no `other`{hint}")
+            raise InputError(f"{at(row)}: {shown(cell_name(cell))} is not in its categories in data.columns, which has no `other`{hint}")
         features[row, place] = 1.0
     return features
 
@@ -247,7 +286,7 @@ def _dates(column: Column, cells: Sequence[Any], at: Callable[[int], str]) -> tu
         if when is None:
             if not is_blank(cell) or column.blank == "refuse":
                 advice = "set its blank to 'middle'" if is_blank(cell) else f"expected {column.format or 'ISO 8601, such as 2024-05-31'}"
-                raise InputError(f"{at(row)}: {cell!r} is not a date; {advice} in data.columns")
+                raise InputError(f"{at(row)}: {shown(cell)} is not a date; {advice} in data.columns")
             continue  # 0 is the middle of the range, and of each cycle no time at all
         values: list[float] = []
         for part in column.parts:

@@ -38,6 +38,7 @@ __all__ = [
     "read_own_npz",
     "read_svhn",
     "read_svmlight",
+    "separated_otherwise",
 ]
 
 # No valid idx, text or MATLAB file unpacks to more than this; a header that claims more is damaged or hostile.
@@ -302,8 +303,14 @@ def read_csv(path: str | Path, columns: int = 0) -> tuple[tuple[str, ...], ...]:
     columns = columns or len(rows[0] if rows else ())
     for number, row in zip(numbers, rows, strict=True):
         if len(row) != columns:
-            raise InputError(f"{path}: row {number} has {len(row)} cells, expected {columns}")
+            raise InputError(f"{path}: row {number} has {len(row)} cells, expected {columns}{separated_otherwise(rows[0])}")
     return rows
+
+
+def separated_otherwise(header: Sequence[str]) -> str:
+    """The end of an error for a file whose only column looks like several; "" for others."""
+    several = len(header) == 1 and any(mark in header[0] for mark in ";\t|")
+    return "; its columns are separated by something else than commas" if several else ""
 
 
 def csv_row_numbers(path: str | Path) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from ..array_files import reading
 from ..errors import InputError
 from .formats import check_cells
 
-__all__ = ["read_saved"]
+__all__ = ["columns_of", "read_saved"]
 
 
 def read_saved(path: Path) -> dict[str, list[Any]]:
@@ -25,4 +25,17 @@ def read_saved(path: Path) -> dict[str, list[Any]]:
             raise InputError(f"{path}: holds the splits {', '.join(map(str, dataset))}; name the folder of one, such as {path / 'train'}")
         size = sum(file.stat().st_size for file in path.rglob("*.arrow"))
         check_cells(path, dataset.num_rows * dataset.num_columns, size)
-        return dict(dataset.to_dict())
+        return columns_of(dataset)
+
+
+def columns_of(dataset: Any) -> dict[str, list[Any]]:
+    """The columns of a `datasets.Dataset` by name."""
+    return {name: _decoded(cells, dataset.features[name]) for name, cells in dataset.to_dict().items()}
+
+
+def _decoded(cells: list[Any], feature: Any) -> list[Any]:
+    """The cells of a column: names in place of the numbers of a `ClassLabel`, None for its -1, which stands for no label."""
+    names = getattr(feature, "names", None)
+    if not isinstance(names, list):
+        return cells
+    return [None if cell is None or cell < 0 else names[cell] for cell in cells]

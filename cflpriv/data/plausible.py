@@ -109,14 +109,27 @@ def _doubtful_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def untrained(name: str, y_train: Array, y_test: Array, names: Mapping[int, str]) -> tuple[str, ...]:
-    """A warning for classes that occur only in the test part, where `names` gives the name of a class."""
+    """A warning for classes that occur only in the test part, where `names` gives the name of a class, and for parts with one class."""
+
+    def shown(label: int) -> str:
+        return repr(names.get(label, str(label)))
+
+    doubts = []
+    trained = np.unique(y_train)
     tested, counts = np.unique(y_test, return_counts=True)
-    only = [(int(label), int(count)) for label, count in zip(tested, counts, strict=True) if not (y_train == label).any()]
-    if not only:
-        return ()
-    some = ", ".join(f"{names.get(label, str(label))!r} ({count} test rows)" for label, count in only[:5])
-    noun = "a class occurs" if len(only) == 1 else f"{len(only)} classes occur"
-    return (f"{name}: {noun} only in the test part, so no model can learn it: {some}{', …' if len(only) > 5 else ''}",)
+    only = [(int(label), int(count)) for label, count in zip(tested, counts, strict=True) if label not in trained]
+    if only:
+        some = ", ".join(f"{shown(label)} ({count} test rows)" for label, count in only[:5])
+        noun = "a class occurs" if len(only) == 1 else f"{len(only)} classes occur"
+        doubts.append(f"{name}: {noun} only in the test part, so no model can learn it: {some}{', …' if len(only) > 5 else ''}")
+    if len(trained) == 1:
+        doubts.append(f"{name}: all {len(y_train)} training rows have the class {shown(int(trained[0]))}, so there is nothing to learn")
+    elif len(tested) == 1 and len(y_test) >= FEW:
+        doubts.append(
+            f"{name}: all {len(y_test)} test rows have the class {shown(int(tested[0]))}, so their accuracy tells nothing of the other "
+            f"{len(trained) - 1}"
+        )
+    return tuple(doubts)
 
 
 def warnings_of_rows(name: str, x_train: Array, x_test: Array, owners: Array | None, where: Where) -> tuple[str, ...]:

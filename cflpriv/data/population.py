@@ -19,11 +19,12 @@ from .named import LOADERS, load_dataset
 from .partition import Partition
 from .periods import in_periods
 from .plausible import plausible
+from .raw_tables import FRAME, TABLES, RawTable
 from .scaling import Scaling, scaled
 from .scattering import FEATURE_MEAN, FEATURE_STD, features
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
-from .tables import FRAME, TABLES, Columns, RawTable, load_table, table_dataset
+from .tables import Columns, load_table, table_dataset
 from .text import TEXTS, UNKNOWN, Texts, load_texts, vocabulary, windows, word_numbers
 
 __all__ = ["DATASETS", "PARTITIONS", "DataSpec", "build_population", "register_dataset", "table_population"]

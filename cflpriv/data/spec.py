@@ -15,8 +15,8 @@ from .held_out import HeldOut
 from .named import LOADERS
 from .partition import Alpha, MinimumSamples, NoiseLabels, NoiseProbability, SamplesPerClient, SkewPercent, TestSamplesPerClient
 from .periods import check_periods
+from .raw_tables import FRAME, TABLES
 from .scaling import Scaling
-from .tables import FRAME, TABLES
 from .text import TEXTS, VocabularySize, WindowLength
 
 __all__ = ["DATASETS", "PARTITIONS", "SHIFTS", "DataSpec", "check_spec", "refuse", "register_dataset"]

@@ -1,32 +1,27 @@
 """The user's own tables, CSV, Parquet or Hugging Face: named columns, split as the configuration says."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..array_files import reading
 from ..errors import InputError
-from ..protocols.bounded_files import open_regular
 from ..randomness import stream
 from ..types import Array
-from .class_names import accidental_pairs, ascii_if_alike, missing_word, no_classes, number_of, same_name, strangers, unified, unsure_word
-from .columns import Column, cell_name, cell_number, encoded, feature_names
+from .class_names import accidental_pairs, ascii_if_alike, missing_word, unified
+from .columns import Column, cell_number, encoded, feature_names
 from .datasets import Dataset, dataset_of
-from .formats import check_cells, csv_row_numbers, read_csv
-from .huggingface import read_saved
+from .doubtful_columns import column_remarks, total_row
 from .periods import last_rows, periods_of, times
-from .plausible import row_numbers, untrained, warnings_of_rows
+from .plausible import row_numbers, warnings_of_rows
+from .raw_tables import RawTable, read_table
 from .scaling import Scaling
+from .table_labels import classes_of, doubtful_classes, label_numbers, sorted_names
 
-__all__ = [
-    "FRAME", "TABLES", "Columns", "RawTable", "features_of", "load_table", "names_of_classes", "read_parquet", "read_table",
-    "table_dataset",
-]  # fmt: skip
+__all__ = ["Columns", "features_of", "load_table", "table_dataset"]
 
 
 @dataclass(frozen=True)
@@ -47,113 +42,6 @@ class Columns:
     periods: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class RawTable:
-    """Columns by name, each with one cell a row. In a CSV the number of a row is that of its first line, in others it counts from 1.
-
-    `chosen` are the numbers of the rows if these are some of a file's.
-    """
-
-    path: Path
-    columns: Mapping[str, Sequence[Any]]
-    rows: int
-    first: int
-    chosen: tuple[int, ...] | None = None
-
-    @cached_property
-    def numbers_of_rows(self) -> Sequence[int]:
-        if self.chosen is not None:
-            return self.chosen
-        return csv_row_numbers(self.path)[1:] if self.first == 2 else range(self.first, self.first + self.rows)
-
-    def column(self, key: str, name: str) -> Sequence[Any]:
-        if name not in self.columns:
-            only = next(iter(self.columns), "") if len(self.columns) == 1 else ""
-            why = "; its columns are separated by something else than commas" if {";", "\t"} & set(only) else ""
-            raise InputError(f"{self.path}: has no column {name!r} ({key}); its columns are {', '.join(self.columns)}{why}")
-        return self.columns[name]
-
-    def only(self, rows: Sequence[int]) -> "RawTable":
-        """A table of some of its rows, which keep their numbers."""
-        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
-        return replace(self, columns=columns, rows=len(rows), chosen=tuple(self.numbers_of_rows[row] for row in rows))
-
-    def row(self, row: int) -> str:
-        return f"row {self.numbers_of_rows[row]}"
-
-    def at(self, row: int, column: str) -> str:
-        """Where a cell is, for an error."""
-        return f"{self.path}: {self.row(row)}, column {column!r}"
-
-    def numbers(self, name: str) -> Array:
-        """A column of features, float64 (rows,)."""
-        numbers = np.array([cell_number(cell) for cell in self.columns[name]])
-        if not np.isfinite(numbers).all():
-            row = int(np.flatnonzero(~np.isfinite(numbers))[0])
-            cell = self.columns[name][row]
-            advice = "fill it, or leave out the row" if cell in ("", None) else "encode it, or name the features in data.feature_columns"
-            raise InputError(
-                f"{self.at(row, name)}: {cell!r} is not a finite number; {advice}, or let `cflpriv init --data` write a schema"
-            )
-        return numbers
-
-    def names(self, key: str, name: str) -> list[str]:
-        """A column of names, as text. Raises `InputError` for an empty cell."""
-        cells = [cell_name(cell) for cell in self.column(f"data.{key}", name)]
-        if "" in cells:
-            raise InputError(f"{self.at(cells.index(''), name)}: is empty; data.{key} needs a value in every row")
-        return cells
-
-
-def read_parquet(path: Path) -> dict[str, list[Any]]:
-    """The columns of a Parquet file by name, with pyarrow. Raises `InputError` naming the file, or saying what to install."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: Parquet needs pyarrow; pip install 'cflpriv[parquet]', or give a CSV") from None
-    with reading(path, "Parquet"):
-        files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-        cells = size = 0
-        for file in files:
-            with open_regular(file) as handle:
-                metadata = parquet.read_metadata(handle)
-            cells, size = cells + metadata.num_rows * metadata.num_columns, size + file.stat().st_size
-        check_cells(path, cells, size)
-        return dict(parquet.read_table(path).to_pydict())
-
-
-def _csv_columns(path: Path) -> dict[str, list[Any]]:
-    header, *rows = read_csv(path) or ((),)
-    names = [name.strip() for name in header]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if not names or twice is not None:
-        raise InputError(f"{path}: {'has no header' if twice is None else f'has two columns {twice!r}'}; the first row names the columns")
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _no_file(path: Path) -> dict[str, list[Any]]:
-    raise InputError(f"{path}: a data frame that a program had in memory is in no file")
-
-
-FRAME = "frame"
-"""The source of a data frame in memory, which `ClusteredFL.fit` takes."""
-TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
-    "csv": (_csv_columns, 2), "parquet": (read_parquet, 1), "huggingface": (read_saved, 1),
-    FRAME: (_no_file, 1),
-}  # fmt: skip
-"""Source -> its reader, and the number of the first row of data in such a file."""
-
-
-def read_table(source: str, path: Path) -> RawTable:
-    """The columns of a file. Raises `InputError` naming it, also if it has no rows."""
-    read, first = TABLES[source]
-    cells = read(path)
-    rows = len(next(iter(cells.values()), ()))
-    if rows == 0:
-        raise InputError(f"{path}: has no rows")
-    return RawTable(path, cells, rows, first)
-
-
 def load_table(source: str, paths: Sequence[Path], columns: Columns, scaling: Scaling, test_share: float, seed: int) -> Dataset:
     """`table_dataset` of files."""
     return table_dataset([read_table(source, path) for path in paths], columns, scaling, test_share, seed)
@@ -169,8 +57,10 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         for key in ("label", "client", "group", "time"):
             if name := getattr(columns, key):
                 table.column(f"data.{key}_column", name)
-    x, features, doubts, notes = _features(tables, columns, scaling)
-    y, classes, unsure = (_numbers(tables, columns.label), (), ()) if columns.numbers else _labels(tables, columns)
+    x, features, clipped = _features(tables, columns, scaling)
+    y, classes, unsure = (
+        (label_numbers(tables, columns.label), (), ()) if columns.numbers else classes_of(tables, columns.label, columns.classes)
+    )  # fmt: skip
     owners, client_names, merged_clients = _coded(tables, "client_column", columns.client)
     groups, group_names, merged_groups = _coded(tables, "group_column", columns.group)
     if owners is not None and groups is not None:
@@ -184,6 +74,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         is_test = _split(strata, test_share, seed)
     else:
         is_test = last_rows(strata if periods is None else strata * columns.periods + periods, when, test_share)
+    doubts, odd = _doubtful_columns(tables, columns, features, y, owners)
     early = _early(tables, strata if periods is None else strata * columns.periods + periods, when, is_test)
     order = np.arange(len(y)) if when is None else np.argsort(when, kind="stable")
     train, test = order[~is_test[order]], order[is_test[order]]
@@ -196,12 +87,15 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
 
     dataset = dataset_of(
         str(tables[0].path), (x[train], y[train]), (x[test], y[test]), len(classes),
-        notes=(*_notes(features, classes, client_names, group_names), *unsure, *notes),
+        notes=(*_notes(features, classes, client_names, group_names), *unsure, *clipped, *odd),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
         kinds=(None, None) if groups is None else (groups[train], groups[test]), label_range=columns.numbers,
         warnings=(
             *doubts, *merged_clients, *merged_groups,
-            *_doubtful_classes(tables, columns, y, classes, (y[train], y[test])),
+            *(
+                () if columns.numbers
+                else doubtful_classes(tables, columns.label, bool(columns.classes), y, classes, (y[train], y[test]))
+            ),
             *early,
             *warnings_of_rows(str(tables[-1].path), x[train], x[test], None if owners is None else owners[train], where),
         ),
@@ -236,10 +130,8 @@ def _early(tables: Sequence[RawTable], strata: Array, when: Array | None, is_tes
     return (f"{tables[1].path}: {problem} (data.time_column)",) if early else ()
 
 
-def _features(
-    tables: Sequence[RawTable], columns: Columns, scaling: Scaling
-) -> tuple[Array, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Features (rows, d), their names, warnings and notes."""
+def _features(tables: Sequence[RawTable], columns: Columns, scaling: Scaling) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
+    """Features (rows, d), their names, and notes."""
     used = {name for name in (columns.label, columns.client, columns.group, columns.time) if name}
     if columns.typed:
         used -= {columns.time} & {column.name for column in columns.typed}
@@ -250,7 +142,7 @@ def _features(
         if not names:
             raise InputError(f"{tables[0].path}: data.columns makes no feature of any column")
         x = np.concatenate([values for values, _ in parts])
-        return x, names, _index_columns(tables, [column.name for column in columns.typed if column.type == "number"]), notes
+        return x, names, notes
     features = columns.features or tuple(name for name in tables[0].columns if name not in used)
     if not features:
         raise InputError(f"{tables[0].path}: has no feature beside the columns {', '.join(sorted(used))}")
@@ -265,7 +157,7 @@ def _features(
             table.column("data.feature_columns", name)
     x = np.concatenate([np.stack([table.numbers(name) for name in features], axis=1) for table in tables])
     _check_range(x, tables, features, scaling)
-    return x, features, _index_columns(tables, features), ()
+    return x, features, ()
 
 
 def features_of(table: RawTable, schema: Sequence[Column], others: Collection[str] = ()) -> tuple[Array, int]:
@@ -292,15 +184,27 @@ def features_of(table: RawTable, schema: Sequence[Column], others: Collection[st
     return np.concatenate([*width, *(values for values, _ in parts)], axis=1), sum(clipped for _, clipped in parts)
 
 
-def _index_columns(tables: Sequence[RawTable], names: Sequence[str]) -> tuple[str, ...]:
-    """Warnings of features that number the rows."""
-    remarks = []
-    for name in names:
-        how = row_numbers(name, [np.array([cell_number(cell) for cell in table.columns[name]]) for table in tables])
-        if how:
+def _doubtful_columns(
+    tables: Sequence[RawTable], columns: Columns, features: Sequence[str], y: Array, owners: Array | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Warnings and notes of the columns of features, of the label if it is a number, and of rows."""
+    used = [column.name for column in columns.typed if column.type != "ignore"] if columns.typed else list(features)
+    plain = [column.name for column in columns.typed if column.type == "number"] if columns.typed else list(features)
+    parts = {name: [np.array([cell_number(cell) for cell in table.columns[name]]) for table in tables] for name in plain}
+    place, remarks = tables[0].path, []
+    for name in plain:
+        if how := row_numbers(name, parts[name]):
             advice = "leave it out (data.feature_columns, or type 'ignore' in data.columns), since a model can only memorise it"
-            remarks.append(f"{tables[0].path}: column {name!r} {how}; {advice}")
-    return tuple(remarks)
+            remarks.append(f"{place}: column {name!r} {how}; {advice}")
+    cells = {name: [cell for table in tables for cell in table.columns[name]] for name in used}
+    numbers = {name: np.concatenate(values) for name, values in parts.items()}
+    found = column_remarks(cells, numbers, (columns.label, y, bool(columns.numbers)), (columns.client, owners))
+    remarks += [f"{place}: {remark}" for remark in found.warnings]
+    remarks += [total for table in tables if (total := total_row(table.columns, f"{table.path}: {table.row(table.rows - 1)}"))]
+    known = {name for table in tables[:1] for name in table.columns}
+    more = [name for table in tables[1:] for name in table.columns if name not in known]
+    notes = [f"{tables[-1].path}: column {name!r} is in this file alone, so it is not used" for name in more]
+    return tuple(remarks), (*found.notes, *notes)
 
 
 def _check_range(x: Array, tables: Sequence[RawTable], features: Sequence[str], scaling: Scaling) -> None:
@@ -318,121 +222,22 @@ def _check_range(x: Array, tables: Sequence[RawTable], features: Sequence[str], 
         )
 
 
-def _sorted(names: set[str]) -> list[str]:
-    """Numbers by size, other names by the alphabet."""
-    if all(number_of(name) is not None for name in names):
-        return sorted(names, key=lambda name: (float(name), name))
-    return sorted(names)
-
-
-def names_of_classes(tables: Sequence[RawTable], label: str) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
-    """The class of each cell of the label, the classes, sorted, and notes: forms that were merged, words that may mean a missing value.
-
-    Raises `InputError`, which names the column and says what to do, for names that differ as by accident, words for a missing value, and
-    labels that are a quantity or identifiers. Names that the user lists (data.class_names) are not judged.
-    """
-    cells = [table.names("label_column", label) for table in tables]
-    class_of, merged = unified({cell for part in cells for cell in part})
-    classes = tuple(_sorted(set(class_of.values())))
-    counts = dict.fromkeys(classes, 0)
-    for part in cells:
-        for cell in part:
-            counts[class_of[cell]] += 1
-
-    def place(name: str) -> str:
-        table, row = next(
-            (table, row) for table, part in zip(tables, cells, strict=True) for row, cell in enumerate(part) if class_of[cell] == name
-        )
-        return table.at(row, label)
-
-    listed = "list all classes in data.class_names"
-    for first, second in accidental_pairs(classes):
-        shown = ascii_if_alike((first, second))
-        raise InputError(
-            f"{place(second)}: the class {shown(second)} and the class {shown(first)} ({place(first)}) differ as by accident; write them "
-            f"in one way, or {listed} if they are two"
-        )
-    for name in classes:
-        if missing_word(name, [other for other in classes if other != name]):
-            raise InputError(
-                f"{place(name)}: {name!r} stands for a missing value, not for a class; remove the {counts[name]} rows with it, or {listed} "
-                "if it is one"
-            )
-    numbers = [number_of(name) for name in classes]
-    values = None if None in numbers else np.array(numbers, np.float64)
-    reason, sure = no_classes(values, np.array([counts[name] for name in classes]))
-    if sure:
-        raise InputError(
-            f"{tables[0].path}: column {label!r}: {len(classes):,} classes in {sum(counts.values()):,} rows: {reason}; for a "
-            f"regression set data.label_type = 'number', or divide the quantity into a few classes, choose another data.label_column, or "
-            f"{listed}"
-        )
-    unsure = tuple(
-        f"column {label!r}: {name!r} is taken as the name of a class, not as a missing value" for name in classes if unsure_word(name)
-    ) + tuple(
-        f"column {label!r}: the class {name!r} ({counts[name]} rows) is unlike the others, which are numbers; is a value missing?"
-        for name in strangers(classes)
-    )
-    return class_of, classes, (*(f"column {label!r}: {sentence}" for sentence in merged), *unsure)
-
-
-def _labels(tables: Sequence[RawTable], columns: Columns) -> tuple[Array, tuple[str, ...], tuple[str, ...]]:
-    """The number of each row's class, the classes, and notes."""
-    if not columns.classes:
-        class_of, classes, notes = names_of_classes(tables, columns.label)
-        number = {name: i for i, name in enumerate(classes)}
-        cells = [cell for table in tables for cell in table.names("label_column", columns.label)]
-        return np.array([number[class_of[cell]] for cell in cells], np.int64), classes, notes
-    number = {name: i for i, name in enumerate(columns.classes)}
-    alike = {same_name(name): i for i, name in enumerate(columns.classes)}
-    labels = []
-    for table in tables:
-        for row, cell in enumerate(table.names("label_column", columns.label)):
-            place = number.get(cell, alike.get(same_name(cell)))
-            if place is None:
-                raise InputError(f"{table.at(row, columns.label)}: {cell!r} is not in data.class_names = {list(columns.classes)}")
-            labels.append(place)
-    return np.array(labels, np.int64), columns.classes, ()
-
-
-def _doubtful_classes(
-    tables: Sequence[RawTable], columns: Columns, y: Array, classes: Sequence[str], parts: tuple[Array, Array]
-) -> tuple[str, ...]:
-    """Warnings of labels that may be a quantity, and of classes that occur only in the test part. Listed classes are no quantity."""
-    if columns.numbers:
-        return ()
-    numbers = [number_of(name) for name in classes]
-    only_tested = untrained(f"{tables[-1].path}: column {columns.label!r}", *parts, dict(enumerate(classes)))
-    if columns.classes:
-        return only_tested
-    reason, _ = no_classes(None if None in numbers else np.array(numbers, np.float64), np.bincount(y, minlength=len(classes)))
-    quantity = f"{tables[0].path}: column {columns.label!r}: {len(classes):,} classes in {len(y):,} rows: {reason}"
-    return (quantity, *only_tested) if reason else only_tested
-
-
-def _numbers(tables: Sequence[RawTable], label: str) -> Array:
-    """The labels (rows,) float64 of a regression. Raises `InputError` naming the cell that is no finite number."""
-    labels = []
-    for table in tables:
-        for row, cell in enumerate(table.column("data.label_column", label)):
-            number = cell_number(cell)
-            if not np.isfinite(number):
-                raise InputError(
-                    f"{table.at(row, label)}: {cell!r} is not a finite number; data.label_type = 'number' needs one in each row"
-                )
-            labels.append(number)
-    return np.array(labels, np.float64)
-
-
 def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | None, tuple[str, ...], tuple[str, ...]]:
     """A number for each row by its cell, 0 for the first name, the names, and warnings; nothing without such a column."""
     if not name:
         return None, (), ()
     cells = [cell for table in tables for cell in table.names(key, name)]
     name_of, _ = unified(cells)
-    names = _sorted(set(name_of.values()))
+    names = sorted_names(set(name_of.values()))
     number = {label: i for i, label in enumerate(names)}
-    doubts = []
+    doubts = [
+        f"{tables[0].path}: column {name!r} (data.{key}): {word!r} is a word for a missing value, and counts as a name; remove its rows if "
+        "nobody is called so"
+        for word in names
+        if missing_word(word, [other for other in names if other != word])
+    ]
+    if key == "client_column" and len(names) > max(1, len(cells) // 2):
+        doubts.append(f"{tables[0].path}: column {name!r} (data.{key}) has {len(names)} names in {len(cells)} rows; is it another column?")
     for first, second in accidental_pairs(names):
         if all(
             part.islower() or part.isupper() or part.istitle() or part.upper() == part.lower() for part in (first, second)
@@ -442,7 +247,7 @@ def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | Non
                 f"{tables[0].path}: column {name!r} (data.{key}): {shown(first)} and {shown(second)} count as two, and differ as by "
                 "accident; write them in one way if they are one"
             )
-    return np.array([number[name_of[cell]] for cell in cells], np.int64), tuple(names), tuple(doubts[:3])
+    return np.array([number[name_of[cell]] for cell in cells], np.int64), tuple(names), tuple(doubts[:4])
 
 
 def _one_group_each(path: Path, owners: Array, groups: Array, clients: Sequence[str], names: Sequence[str]) -> None:
@@ -462,7 +267,11 @@ def _split(strata: Array, share: float, seed: int) -> Array:
         draws = stream(seed, "data.table.split", client=int(stratum))
         is_test[draws.permutation(members)[: min(round(share * len(members)), len(members) - 1)]] = True
     if not is_test.any():
-        raise InputError(f"data.test_share = {share:g}: leaves no test row of {len(strata)}")
+        count = len(np.unique(strata))
+        raise InputError(
+            f"data.test_share = {share:g}: leaves no test row of {len(strata)}, which are divided into {count} clients or classes; is "
+            "data.client_column or data.label_column another column?"
+        )
     return is_test
 
 

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..types import Loss
 from .losses import loss_of
 from .own_modules import CONTAINERS, in_mode, own_attributes
+from .pass_traces import holder_of, last_operation, leaves_of, outer_numbers
 
 __all__ = ["SIZES", "Findings", "made_up", "probe", "unrepeatable"]
 
@@ -31,6 +32,13 @@ LONGEST = 3.0
 """Seconds."""
 REPEATS = 4
 """Passes over the same two samples."""
+ADDED = 0.05
+"""The mean gradient of two samples differs from the gradient of both together by less than this share."""
+BOUNDING = {
+    "Sigmoid": "a sigmoid", "LogSigmoid": "a logarithm of a sigmoid", "Tanh": "a tanh", "Relu": "a ReLU", "Softplus": "a softplus",
+    "Hardsigmoid": "a sigmoid", "Hardtanh": "a tanh", "Clamp": "a clamp", "ClampMin": "a clamp", "ClampMax": "a clamp",
+}  # fmt: skip
+"""Last operations that keep scores from being of any size and sign."""
 CLOSE = 1e-3
 """Scores of the same samples differ between batches by less than this, relative to the largest, unless samples mix."""
 
@@ -125,7 +133,8 @@ class _Probe:
         self.values = [parameter.detach().clone() for parameter in self.parameters]
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.changed: set[str] = set()
-        self.alone = ""
+        self.alone, self.last = "", ""
+        self.outer: set[str] = set()
         self.by_batch = any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in module.modules())
 
     def findings(self) -> Findings:
@@ -145,27 +154,41 @@ class _Probe:
         largest = max(scored)
         self._influence(trained.values())
         self._repeated(trained, largest)
-        doubts = [*self._mixing(scored, largest), *self._probabilities(scored[largest].scores)]
-        mixes = self.by_batch or any("other samples" in doubt for doubt in doubts)
-        return Findings("", tuple(doubts), tuple(sorted(self.changed)), self.alone, mixes)
+        mixing = tuple(self._mixing(scored, largest))
+        if not mixing and not self.by_batch:
+            self._add_up(scored)
+        doubts = [*mixing, *self._last_step(scored[largest].scores), *(() if mixing else self._blindness())]
+        doubts += [
+            f"its forward pass counts in {name}, outside of the module; ways of computing differ in the number of passes, so scores must "
+            "not depend on that"
+            for name in sorted(self.outer)
+        ]
+        return Findings("", tuple(doubts), tuple(sorted(self.changed)), self.alone, self.by_batch or bool(mixing))
 
-    def _run(self, x: Tensor, training: bool, seed: int) -> _Pass | None:
-        """One pass forward and backward; None for a single sample that the module refuses as other layers of batches do."""
+    def _run(self, x: Tensor, training: bool, seed: int, label: int = 0) -> _Pass | None:
+        """One pass forward and backward; None for a single sample that the module refuses as other layers of batches do.
+
+        Labels count up from that of the first sample, `label`.
+        """
         size, mode = len(x), "training" if training else "evaluation"
         before, state = x.clone(), self._state()
         in_mode(self.module, training)
         default, modes, numbers = torch.get_default_dtype(), [layer.training for layer in self.module.modules()], _numbers()
+        given, outer = x.clone(), outer_numbers(self.module)
         where = f"in {mode} mode on a batch of {size}"
         torch.default_generator.manual_seed(seed)
         try:
             if not training and size == min(SIZES[0], len(self.x)):
                 with torch.no_grad():
                     self.module(x.clone())
-            scores = self.module(x.clone())
+            scores = self.module(given)
         except (Exception, SystemExit) as error:
             self._failed(error, before, where)
             return None
         self._check(scores, size, where)
+        if not torch.equal(torch.nan_to_num(given), torch.nan_to_num(x)):
+            raise _Problem("changes its input in place, past the copy that it gets: its class replaces __call__; define forward instead")
+        self.outer |= {name for name, number in outer_numbers(self.module).items() if outer.get(name, number) != number}
         self._compare_buffers()
         self._compare_parameters()
         if modes != [layer.training for layer in self.module.modules()]:
@@ -180,14 +203,23 @@ class _Probe:
                 f"its scores {where} depend on no trained parameter that a gradient reaches; is there a torch.no_grad(), detach() or "
                 "numpy() in its forward pass?"
             )
+        if (stranger := next(iter(leaves_of(scores, self.parameters)), None)) is not None:
+            raise _Problem(
+                f"its scores depend on a tensor of shape {tuple(stranger.shape)} that needs a gradient and is no parameter of the module "
+                f"({holder_of(self.module, stranger)}), so that nobody trains it; use nn.Parameter, nn.ModuleList or nn.ModuleDict"
+            )
         try:
-            loss = loss_of(self.loss, scores, torch.arange(size) % self.classes)
+            loss = loss_of(self.loss, scores, (torch.arange(size) + label) % self.classes)
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         except Exception as error:
             raise _Problem(f"fails in the backward pass {where}: {_line(error)}") from None
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                raise _Problem(f"the gradient of parameter {name!r} is in the layout {gradient.layout}; use sparse=False")
         self._compare_buffers()
         self._compare_parameters()
         self.changed |= {name for name, mark in self._state().items() if state.get(name) != mark}
+        self.last = last_operation(scores)
         return _Pass(scores.detach().clone(), tuple(None if gradient is None else gradient.clone() for gradient in gradients))
 
     def _failed(self, error: BaseException, x: Tensor, where: str) -> None:
@@ -324,7 +356,7 @@ class _Probe:
             return
         whole = scored[largest].scores
         scale = float(whole.abs().max()) or 1.0
-        last = self._run(self.x[1:2], False, 1)
+        last = self._run(self.x[1:2], False, 1, 1)
         parts = [(0, made.scores) for size, made in scored.items() if size != largest]
         parts += [] if last is None else [(1, last.scores)]
         apart = max(float((whole[at : at + len(part)] - part).abs().max()) for at, part in parts)
@@ -334,10 +366,41 @@ class _Probe:
                 "evaluation mode); accuracies are those of batches of up to 1024 samples, and a single sample may get another class"
             )
 
-    def _probabilities(self, scores: Tensor) -> Iterator[str]:
-        """A doubt, if scores are probabilities."""
-        if self.classes > 1 and bool((scores >= 0).all()) and bool(((scores.sum(1) - 1).abs() < 1e-4).all()):
+    def _add_up(self, scored: dict[int, _Pass]) -> None:
+        """Whether the gradient of two samples is the mean of their gradients, as every way of computing several samples takes it."""
+        both, singles = scored.get(2), [self._run(self.x[i : i + 1], False, 1, i) for i in range(2)]
+        if both is None or None in singles:
+            return
+        for i, name in enumerate(self.names):
+            parts = [made.gradients[i] for made in (*singles, both) if made is not None]
+            first, second, together = (torch.zeros_like(self.values[i]) if part is None else part for part in parts)
+            if float((first + second - 2 * together).norm()) > ADDED * float(first.norm() + second.norm()) + 1e-7:
+                raise _Problem(
+                    f"the gradient of parameter {name!r} over two samples is not the mean of the gradients of each: its backward pass "
+                    "mixes samples (an autograd.Function that scales by the batch, or an embedding with scale_grad_by_freq)"
+                )
+
+    def _last_step(self, scores: Tensor) -> Iterator[str]:
+        """A doubt, if scores are probabilities, or come out of a function that bounds them."""
+        if self.classes < 2 or self.loss != "cross_entropy":
+            return
+        if bool((scores >= 0).all()) and bool(((scores.sum(1) - 1).abs() < 1e-4).all()):
             yield "its scores are probabilities, which sum to 1, but the loss takes scores before softmax; remove the softmax"
+        elif self.last in BOUNDING:
+            yield (
+                f"its scores come out of {BOUNDING[self.last]}, which bounds them, but the loss takes scores of any size, before softmax, "
+                "and cannot become small otherwise; remove the last function"
+            )
+
+    def _blindness(self) -> Iterator[str]:
+        """A doubt, if neither scores nor gradients depend on the sample."""
+        singles = [self._run(self.x[i : i + 1], False, 1) for i in range(3)]
+        made = [one for one in singles if one is not None]
+        if len(made) == len(singles) and all(_same(made[0], other) for other in made[1:]):
+            yield (
+                "its scores and their gradients are the same for all samples: it ignores its input, or its first layers give the same "
+                "whatever comes in, as a ReLU after a far negative bias does"
+            )
 
 
 def _mark(value: Any) -> Any:

@@ -21,10 +21,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..algorithms import ALGORITHMS
 from ..contract.protection import Protection
 from ..data.class_names import same_name
-from ..data.column_guesses import guessed_columns
+from ..data.column_guesses import guessed_columns, is_usual
 from ..data.columns import cell_name
 from ..data.population import table_population
-from ..data.tables import FRAME, TABLES
+from ..data.raw_tables import FRAME, TABLES
 from ..errors import InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection
@@ -171,8 +171,12 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         client = config.data.client_column if client is None and config.data.client_column in columns else client
         label = config.data.label_column if label is None and y is None and config.data.label_column in columns else label
         rows = self._rows(X, y, client, label, reset=True)
-        config = self._of_rows(config, rows)
+        config, remarks = self._of_rows(config, rows)
         population = table_population(config.data, [rows.table])
+        left_out = {column.name for column in config.data.columns if column.type == "ignore"}
+        doubts = [f"column {name!r} is left out: {remark}" for name, remark in remarks.items() if name in left_out and not is_usual(remark)]
+        notes = [f"column {name!r}: {remark}" for name, remark in remarks.items()]
+        population = replace(population, warnings=(*doubts, *population.warnings), notes=(*population.notes, *notes))
         base = temporary_folder() if self.folder is None else Path(self.folder)
         base.mkdir(parents=True, exist_ok=True)
         self.folder_ = Path(mkdtemp(prefix="run-", dir=base)) / "run"
@@ -185,8 +189,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._describe(rows, population)
         return self
 
-    def _of_rows(self, config: Config, rows: FrameRows) -> Config:
-        """The configuration with the columns of a table, and a schema if cells are no numbers."""
+    def _of_rows(self, config: Config, rows: FrameRows) -> tuple[Config, Mapping[str, str]]:
+        """The configuration with the columns of a table, and a schema if cells are no numbers; and remarks on its columns."""
         data = config.data
         if data.source not in TABLES or data.partition != "given":
             raise InputError(
@@ -196,15 +200,13 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if data.label_type != "class":
             raise InputError(f"data.label_type = {data.label_type!r}: {type(self).__name__} predicts classes; cflpriv run has regressions")
         changes: dict[str, Any] = {"source": FRAME, "paths": (), "client_column": rows.client, "label_column": rows.label}
-        features = _features(rows.features, config)
+        features, remarks = _features(rows.features, config), dict[str, str]()
         if not data.columns and data.standardise == "auto" and not numeric(rows.table, features):
             changes["columns"], remarks = guessed_columns(rows.table, set(rows.table.columns).difference(features))
-            for name, remark in remarks.items():
-                LOG.info("column %r: %s", name, remark)
             LOG.info("the ranges and categories of the schema were taken from the table and are public from now on")
         if not data.class_names and rows.labels is not None and rows.labels.dtype.kind in "biuf":
             changes["class_names"] = tuple(cell_name(value) for value in np.unique(rows.labels).tolist())
-        return config.with_("data", **changes)
+        return config.with_("data", **changes), remarks
 
     def _describe(self, rows: FrameRows, population: Population) -> None:
         """What a fitted estimator shows, and the model of each client."""

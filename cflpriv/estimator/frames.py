@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-from ..data.columns import cell_name, cell_number
-from ..data.tables import RawTable
+from ..data.columns import cell_name, cell_number, not_nested
+from ..data.huggingface import columns_of
+from ..data.raw_tables import RawTable
 from ..errors import InputError
 from ..types import Array
 
@@ -41,16 +43,34 @@ def as_columns(X: Any) -> dict[str, list[Any]] | None:
     """
     if isinstance(X, Mapping):
         columns = {name: list(cells) for name, cells in X.items()}
+    elif type(X).__module__.partition(".")[0] == "datasets" and hasattr(X, "features") and hasattr(X, "to_dict"):
+        columns = columns_of(X)
     else:
-        frame = nw.from_native(X, eager_only=True, pass_through=True)
-        if not isinstance(frame, nw.DataFrame):
+        frame = _frame(X)
+        if frame is None:
             return None
-        columns = {name: frame[name].to_list() for name in frame.columns}
+        if wrong := [name for name in frame.columns if not isinstance(name, str)]:
+            raise InputError(f"X: the column {wrong[0]!r} is not named by a text")
+        columns = {}
+        for name in frame.columns:
+            blank = frame[name].is_null().to_list()
+            columns[name] = [None if missing else cell for missing, cell in zip(blank, frame[name].to_list(), strict=True)]
     if wrong := [name for name in columns if not isinstance(name, str)]:
         raise InputError(f"X: the column {wrong[0]!r} is not named by a text")
     if len({len(cells) for cells in columns.values()}) > 1:
         raise InputError("X: its columns have different lengths")
     return columns
+
+
+def _frame(X: Any) -> "nw.DataFrame[Any] | None":
+    """A data frame of any package; None for anything else. Raises `InputError` for one without rows yet, and for equal names."""
+    try:
+        frame = nw.from_native(X, pass_through=True)
+    except nw.exceptions.DuplicateError as error:
+        raise InputError(f"X: {' '.join(str(error).split())}") from None
+    if isinstance(frame, nw.LazyFrame):
+        raise InputError(f"X: a {type(X).__name__} has no rows yet; collect() gives a data frame")
+    return frame if isinstance(frame, nw.DataFrame) else None
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]], y: Any, client: Any, label: str | None, named: Mapping[str, str]) -> FrameRows:
@@ -72,6 +92,7 @@ def rows_of(columns: Mapping[str, Sequence[Any]], y: Any, client: Any, label: st
                 raise InputError(f"{what}={name!r}: is no column; there are {', '.join(columns) or 'none'}")
             if what == "label" and y is not None:
                 raise InputError(f"label={name!r}: y is given, too; give one of them")
+            not_nested(columns[name], partial(_place, name))
             added[what] = (name, cells_of(columns[name]))
         elif values is not None:
             own = cells_of(values)
@@ -84,6 +105,10 @@ def rows_of(columns: Mapping[str, Sequence[Any]], y: Any, client: Any, label: st
     table = RawTable(PLACE, {**{name: columns[name] for name in features}, **texts}, count, 1)
     (client_name, owners), (label_name, labels) = added.get("client", ("", None)), added.get("label", ("", None))
     return FrameRows(table, features, client_name, label_name, owners, labels)
+
+
+def _place(name: str, row: int) -> str:
+    return f"X: row {row + 1}, column {name!r}"
 
 
 def _free(name: str, columns: Mapping[str, Any]) -> str:

@@ -273,13 +273,15 @@ class ClientRegistry:
                 earlier = self._at.get(place)
                 if earlier is not None and self._places.get(earlier) == place:  # it may be at another place by now
                     del self._places[earlier]
+                if answer.client in came:
+                    self.refusals.append((answer.client, "enrol", "two-places"))
                 self._places[answer.client], self._at[place] = place, answer.client
                 self._lost.discard(answer.client)
                 came.append(answer.client)
         self._present = None
         for listen in self.greeted:
             listen(came)
-        return tuple(sorted(came))
+        return tuple(sorted(set(came)))
 
     def _latest(self, place: int) -> tuple[tuple[int, int], ...]:
         """The client that was last at a place, and the latest round in which it computed, where a contract counts rounds."""

@@ -45,6 +45,8 @@ class StagedTransport:
         self._deadlines = {"compute": compute_seconds, "enrol": hello_seconds}
         self._deadline = deadline_seconds
         self.stages: list[tuple[str, int, int, float]] = []
+        self.failures = 0
+        """Answers that were errors of the system that carries messages, so far."""
 
     def places(self) -> Sequence[int]:
         """The places that may have clients now."""
@@ -91,6 +93,7 @@ class StagedTransport:
         self.welcome(federation, count, seconds, notify)
         codes = sorted({code for _, _, code in federation.refusals}) or "none"
         why = f"; {federation.disagreement}" if federation.disagreement else ""
+        why += f"; {self.failures} answers were errors: see the clients' logs" if self.failures else ""
         if len(federation.clients) < (count if fewest is None else fewest):
             if not self.places():
                 why += f"; {self.absent_hint}"

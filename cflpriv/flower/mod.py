@@ -60,6 +60,8 @@ def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     for name, shape, _ in layout:
         if name not in named:
             raise InputError(f"arrays: {name!r} is missing; there are {', '.join(map(repr, named)) or 'none'}")
+        if not named[name].dtype.startswith("float"):
+            raise InputError(f"arrays: {name!r} has dtype {named[name].dtype}, expected floating numbers")
         if tuple(named[name].shape) != shape:
             raise InputError(f"arrays: {name!r} has shape {tuple(named[name].shape)}, expected {shape}")
     if unknown := sorted(named.keys() - {name for name, _, _ in layout}):
@@ -146,19 +148,19 @@ def cflpriv_mod(
 
 
 def _keep_examples(store: Store, content: RecordDict) -> None:
-    """Keep the number of examples that a train function returned, until its update is summed; none if it returned none above 0."""
+    """Keep the number of examples that a train function returned, until its update is summed; none if it returned none of 1 or more."""
     store.drop(KEPT_EXAMPLES)
     for record in content.values():
         count = record.get(EXAMPLES) if isinstance(record, MetricRecord) else None
-        if isinstance(count, int | float) and 0 < count < float("inf"):
-            store.put(KEPT_EXAMPLES, str(max(1, round(count))).encode())
+        if isinstance(count, int | float) and 1 <= count < float("inf"):
+            store.put(KEPT_EXAMPLES, str(round(count)).encode())
 
 
 def _examples(store: Store) -> int:
     """The number of examples of the last training. Raises `RemoteError` "no-examples"."""
     kept = store.get(KEPT_EXAMPLES)
     if kept is None:
-        log.error("no-examples: the application's train function returned no metric %r above 0", EXAMPLES)
+        log.error("no-examples: the application's train function returned no metric %r of 1 or more", EXAMPLES)
         raise RemoteError("no-examples")
     return int(kept)
 

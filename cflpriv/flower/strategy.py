@@ -39,12 +39,17 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg.vectors import largest_levels
+from .doubtful_means import doubt_of
 from .mod import CLIP, cut, flat, layout_of
 from .transport import GridTransport
 
 __all__ = ["ClusteredAveraging", "ClusteredResult"]
 
 SIGNATURE = Foreign("signature", ("signature",))
+MOST_OF_ONE = 0.9
+"""A warning is given if one client of three or more has more than this share of the weight."""
+SAME_ANGLE = 0.1
+"""Degrees. Signatures that are nearer than this are the same."""
 MOST_ROUNDED = 0.1
 """A warning is given if rounding in secure sums may add more than this share to the length of a mean update."""
 log = logging.getLogger("cflpriv.flower")
@@ -57,8 +62,8 @@ class ClusteredResult:
 
     A round's record: "round"; "skipped", why it has no sum, or None; "trained", the clients whose updates are in a sum; "clipped_clients",
     those whose values were cut off or of no use; "rounding", the share of a mean's length that secure sums may have added; "zero_sums", how
-    many are zero; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings`
-    are for people, each once. `notes`: what differs from stock FedAvg in this run.
+    many are zero; "largest_share" of the examples that one client has; "doubts" about means; "clusters_without_a_sum"; "refusals", (client,
+    stage, error code); "metrics". `warnings` are for people, each once. `notes`: what differs from stock FedAvg in this run.
     """
 
     labels: dict[int, int]
@@ -141,6 +146,11 @@ class ClusteredAveraging:
         Raises `InputError` if fewer than `clients` answer, or if rounding in a secure sum would more than double the noise.
         """
         layout = layout_of(initial_arrays)
+        start = flat(initial_arrays, layout) if layout else np.zeros(0)
+        if not start.size or not np.isfinite(start).all():
+            raise InputError(f"initial_arrays: {'have numbers that are not finite' if start.size else 'have no numbers'}")
+        if num_rounds < 1:
+            raise InputError(f"num_rounds = {num_rounds}: expected 1 or more")
         config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
         if self.clip_norm:
             config = (*config, (CLIP, self.clip_norm))
@@ -159,11 +169,12 @@ class ClusteredAveraging:
         )
         transport.welcome_all(federation, self.clients, self.wait_seconds)
         labels, evidence = self._clusters(federation)
-        first = Shared(flat(initial_arrays, layout))
+        first = Shared(start)
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
-        result = ClusteredResult(labels, [], evidence=evidence, notes=self._notes())
+        result = ClusteredResult(labels, [], evidence=evidence, notes=[*self._notes(), *_unsent(train_config)])
         _warn(result, "signatures", _refused(federation.refusals))
+        _warn(result, "signatures", _alike(evidence, len(models)))
         for number in range(num_rounds):
             before = len(federation.refusals)
             federation.begin_round(number)
@@ -175,11 +186,16 @@ class ClusteredAveraging:
                 cohort = [client for client in federation.cohort(labels) if client in labels]
                 held = federation.compute(task, {"model": models}, which=labels, on=cohort)
                 means = federation.mean(held["update"], self._weighed, labels, len(models))
+                doubts = [
+                    doubt
+                    for model, mean in zip(models, means, strict=True)
+                    if mean is not None and (doubt := doubt_of(model.value(), mean.parts["update"].value()))
+                ]
                 models = [
                     model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
                 ]
-                row |= self._counted(means)
+                row |= self._counted(means) | {"doubts": doubts}
                 if self.accountant is not None:
                     self.accountant.compose(self._event(federation))
             except (TooFewClients, TrainingDiverged) as error:
@@ -189,7 +205,7 @@ class ClusteredAveraging:
             log.info("round %d: %s", number, row)
             if evaluate_fn is not None:
                 results = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
-                row["metrics"] = [None if one is None else dict(one) for one in results]
+                row["metrics"] = [_metrics(one) for one in results]
             result.rounds.append(row)
         result.arrays = [cut(model.value(), layout) for model in models]
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
@@ -237,6 +253,7 @@ class ClusteredAveraging:
             "trained": sum(mean.count for mean in made), "clipped_clients": sum(mean.clipped for mean in made),
             "zero_sums": sum(not mean.parts["update"].value().any() for mean in made),
             "rounding": max((mean.rounding for mean in made), default=0.0),
+            "largest_share": max((mean.largest for mean in made if mean.count > 2), default=0.0),
             "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None],
         }  # fmt: skip
 
@@ -254,6 +271,16 @@ class ClusteredAveraging:
                 "in one round"
             )
             _warn(result, where, words)
+        for doubt in row.get("doubts", ()):
+            _warn(result, where, doubt)
+        if row.get("largest_share", 0.0) > MOST_OF_ONE:
+            words = (
+                f"one client has {row['largest_share']:.0%} of all examples, so the mean is its own update; is its num-examples right? "
+                'weights = "equal" weighs all alike'
+            )
+            _warn(result, where, words)
+        if row.get("zero_sums") and not self.protection.secure:
+            _warn(result, where, f"{row['zero_sums']} mean(s) of updates are zero: no client changed its arrays; check that clients train")
         if row.get("zero_sums") and self.protection.secure:
             words = (
                 f"{row['zero_sums']} secure sum(s) of updates are zero: no client changed a parameter by as much as a step of the "
@@ -319,6 +346,27 @@ class ClusteredAveraging:
     def _spent(self, federation: FederationServer) -> bool:
         limited = self.accountant is not None and self.accountant.config.max_epsilon is not None
         return bool(limited and self.accountant is not None and self.accountant.would_exceed(self._event(federation)))
+
+
+def _alike(evidence: Mapping[str, Any] | None, clusters: int) -> str:
+    """A warning if all signatures are the same, so that clusters mean nothing; empty if they are not, or if distances are not seen."""
+    distance = None if evidence is None else evidence.get("distance")
+    if clusters < 2 or distance is None or float(np.max(distance)) > SAME_ANGLE:
+        return ""
+    return "all clients' signatures are the same, so their clusters mean nothing; is the signature made of each client's own data?"
+
+
+def _unsent(config: ConfigRecord | None) -> list[str]:
+    """A note of the settings of training that clients are not sent."""
+    names = [str(key) for key, value in (config or {}).items() if not isinstance(value, bool | int | float | str)]
+    return [f"train_config: {', '.join(map(repr, names))} are not sent to clients, since only single values are"] if names else []
+
+
+def _metrics(made: Any) -> dict[str, Any] | None:
+    """What `evaluate_fn` returned, as a round's record has it."""
+    if made is None or isinstance(made, Mapping):
+        return None if made is None else dict(made)
+    raise InputError(f"evaluate_fn: returned {type(made).__name__} ({made!r:.60}), expected a MetricRecord or None")
 
 
 def _refused(refusals: Sequence[tuple[int, str, str]]) -> str:

@@ -46,6 +46,7 @@ class GridTransport(StagedTransport):
             for reply in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is None or reply.has_error():
+                    self.failures += node is not None
                     continue
                 record = reply.content.get(RECORD)
                 data = record.get(ANSWER) if isinstance(record, ConfigRecord) else None

@@ -28,8 +28,8 @@ from ...contract.operations import Sampling
 from ...contract.protection import Protection
 from ...contract.schedule import CLASS_SCORES, NUMBER_SCORES
 from ...data.held_out import with_held_out
+from ...data.raw_tables import TABLES
 from ...data.scattering import has_features
-from ...data.tables import TABLES
 from ...data.text import TEXTS
 from ...engine.models import Model
 from ...errors import InputError, near, unknown_key

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from ...data.tables import TABLES
+from ...data.raw_tables import TABLES
 from ...data.text import TEXTS
 from ...engine.models import Model
 from ...errors import InputError

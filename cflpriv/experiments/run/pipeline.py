@@ -15,8 +15,9 @@ from ...array_files import read_safetensors, read_safetensors_texts, reading
 from ...data.column_guesses import source_of
 from ...data.columns import Column, feature_names
 from ...data.number_labels import from_unit
+from ...data.raw_tables import TABLES, RawTable, read_table
 from ...data.scaling import Scaling
-from ...data.tables import TABLES, RawTable, features_of, read_table
+from ...data.tables import features_of
 from ...engine.models import Model
 from ...errors import InputError
 from ...keys import check_ranges

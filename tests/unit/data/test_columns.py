@@ -13,7 +13,7 @@ import pytest
 from cflpriv.data import DataSpec, build_population
 from cflpriv.data.column_guesses import guessed, source_of
 from cflpriv.data.columns import Column, encoded, feature_names, moment, scaling_of
-from cflpriv.data.tables import TABLES
+from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, parse_config
 from cflpriv.experiments.config.table_starter import table_starter

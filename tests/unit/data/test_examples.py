@@ -8,7 +8,7 @@ from checkout import EXAMPLES
 
 from cflpriv.data import build_population
 from cflpriv.data.named import LOADERS
-from cflpriv.data.tables import TABLES
+from cflpriv.data.raw_tables import TABLES
 from cflpriv.data.text import TEXTS
 from cflpriv.experiments import load_config
 

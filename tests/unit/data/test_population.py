@@ -13,7 +13,7 @@ import pytest
 from cflpriv.data import DATASETS, PARTITIONS, Dataset, DataSpec, build_population, conform, label_permutations, load_dataset
 from cflpriv.data.named import LOADERS
 from cflpriv.data.partition import iid
-from cflpriv.data.tables import TABLES
+from cflpriv.data.raw_tables import TABLES
 from cflpriv.data.text import TEXTS
 from cflpriv.errors import InputError
 from cflpriv.types import Array, Population

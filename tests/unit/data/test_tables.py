@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.data import DataSpec, build_population
+from cflpriv.data.raw_tables import TABLES
 from cflpriv.data.scaling import Scaling, scaled
-from cflpriv.data.tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments.config.config import parse_config
 
@@ -317,7 +317,14 @@ def test_a_saved_hugging_face_dataset_is_read_as_csv_is(tmp_path: Path, monkeypa
         path.mkdir()
         fake: Any = ModuleType("datasets")
         fake.Dataset = type(
-            "Dataset", (), {"to_dict": lambda self: columns_of(rows), "num_rows": len(rows) - 1, "num_columns": len(rows[0])}
+            "Dataset",
+            (),
+            {
+                "to_dict": lambda self: columns_of(rows),
+                "num_rows": len(rows) - 1,
+                "num_columns": len(rows[0]),
+                "features": dict.fromkeys(HEADER),
+            },
         )
         fake.load_from_disk = lambda where: fake.Dataset() if where == str(path) else {"train": fake.Dataset()}
         monkeypatch.setitem(sys.modules, "datasets", fake)

@@ -140,6 +140,56 @@ class Counter:
         return self.number
 
 
+class CalledInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(SIZE, CLASSES)
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.out(x.sub_(0.3).flatten(1))
+
+
+class WarmingUp(nn.Module):
+    """Its scores change after many passes."""
+
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(SIZE, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        type(self).passes += 1
+        return self.out(x.flatten(1)) * (1 if self.passes < 1000 else 2)
+
+
+class Normed(torch.autograd.Function):
+    """Scales the gradient by its length over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / gradients[0].square().sum().sqrt()
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.layer = nn.Linear(SIZE, SIZE)
+
+
+class Embedded(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(8, 6, **options), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.embed(x.long().flatten(1)).mean(1))
+
+
+PASSES, OUTSIDE = [0], nn.Linear(SIZE, SIZE)
 SHARED = nn.Sequential(nn.Flatten(), nn.Linear(SIZE, CLASSES))
 REFUSED: dict[str, tuple[Factory, str]] = {
     "squeeze": (user_module(lambda m, x: m.out(x.flatten(1)).squeeze()), r"gives \(4,\) for one sample, expected \(1, 4\).*squeeze"),
@@ -250,6 +300,31 @@ REFUSED: dict[str, tuple[Factory, str]] = {
         "other values of buffer or frozen parameter 'p'",
     ),
     "no memory": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIZE, CLASSES, device="meta")), "has no memory"),
+    "layers in a list": (
+        user_module(lambda m, x: m.out(m.hidden[0](x.flatten(1))), lambda m: setattr(m, "hidden", [nn.Linear(SIZE, SIZE)])),
+        r"tensor of shape \(64, 64\) that needs a gradient and is no parameter of the module \(in attribute 'hidden'\)",
+    ),
+    "layers in a dict": (
+        user_module(lambda m, x: m.out(m.hidden["a"](x.flatten(1))), lambda m: setattr(m, "hidden", {"a": nn.Linear(SIZE, SIZE)})),
+        r"no parameter of the module \(in attribute 'hidden'\).*nn.ModuleDict",
+    ),
+    "a layer in an object": (
+        user_module(lambda m, x: m.out(m.hidden.layer(x.flatten(1))), lambda m: setattr(m, "hidden", Holder())),
+        r"no parameter of the module \(in attribute 'hidden'\)",
+    ),
+    "a tensor that needs a gradient": (
+        user_module(lambda m, x: m.out(x.flatten(1)) * m.t, lambda m: setattr(m, "t", torch.ones(CLASSES, requires_grad=True))),
+        r"shape \(4,\) that needs a gradient and is no parameter of the module \(in attribute 't'\)",
+    ),
+    "a layer outside": (user_module(lambda m, x: m.out(OUTSIDE(x.flatten(1)))), "it is outside of the module"),
+    "replaced call": (CalledInPlace, "changes its input in place, past the copy that it gets: its class replaces __call__"),
+    "gradient of the batch": (
+        user_module(lambda m, x: m.out(normed(m.first(x.flatten(1)))), lambda m: setattr(m, "first", nn.Linear(SIZE, SIZE))),
+        "gradient of parameter 'first.weight' over two samples is not the mean",
+    ),
+    "counted words": (lambda: Embedded(scale_grad_by_freq=True), "'embed.weight' over two samples is not the mean.*scale_grad_by_freq"),
+    "sparse gradient": (lambda: Embedded(sparse=True), "'embed.weight' is in the layout torch.sparse_coo; use sparse=False"),
+    "words of a largest norm": (lambda: Embedded(max_norm=0.1), "changes parameter 'embed.weight' in place"),
     "factory": (_unusable, "its factory fails: ZeroDivisionError"),
 }
 
@@ -347,6 +422,10 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return -gradients[0]
+
+
+def normed(x: Tensor) -> Any:
+    return Normed.apply(x)  # type: ignore[no-untyped-call]
 
 
 def _reversed(x: Tensor) -> Any:
@@ -490,20 +569,66 @@ def test_batch_norm_without_statistics_works_until_a_batch_has_one_sample(normed
             assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("forward", "words"),
-    [
-        (lambda m, x: m.out(x.flatten(1) - x.flatten(1).mean(0)), "depend on the other samples of its batch"),
-        (lambda m, x: m.out(x.flatten(1)) if x.mean() > 0.3 else m.out(1 - x.flatten(1)), "depend on the other samples of its batch"),
-        (lambda m, x: m.out(x.flatten(1)).softmax(1), "probabilities.*remove the softmax"),
-    ],
-)
-def test_what_a_user_should_know_of_a_module_that_works_is_a_doubt(forward: Any, words: str) -> None:
-    model = own_model(user_module(forward))
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        x: Tensor = ctx.saved_tensors[0]
+        return gradients[0] * (x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()))
+
+
+BOUNDED = "bounds them, but the loss takes scores of any size"
+DOUBTS: dict[str, tuple[Factory, str]] = {
+    "centred": (user_module(lambda m, x: m.out(x.flatten(1) - x.flatten(1).mean(0))), "depend on the other samples of its batch"),
+    "branch": (
+        user_module(lambda m, x: m.out(x.flatten(1)) if x.mean() > 0.3 else m.out(1 - x.flatten(1))),
+        "depend on the other samples of its batch",
+    ),
+    "softmax": (user_module(lambda m, x: m.out(x.flatten(1)).softmax(1)), "probabilities.*remove the softmax"),
+    "sigmoid": (user_module(lambda m, x: m.out(x.flatten(1)).sigmoid()), f"out of a sigmoid, which {BOUNDED}"),
+    "relu": (lambda: nn.Sequential(nn.Flatten(), head(), nn.ReLU()), f"out of a ReLU, which {BOUNDED}"),
+    "tanh and a view": (user_module(lambda m, x: m.out(x.flatten(1)).tanh().view(-1, 2, 2).flatten(1)), f"out of a tanh, which {BOUNDED}"),
+    "no input": (user_module(lambda m, x: m.out(torch.ones(len(x), SIZE))), "the same for all samples"),
+    "dead": (
+        altered(lambda m: nn.init.constant_(dict(m.named_parameters())["1.bias"], -1e3), nn.Flatten, hidden, nn.ReLU, head),
+        "its scores and their gradients are the same for all samples",
+    ),
+    "counter of the class": (WarmingUp, "counts in WarmingUp.passes, outside of the module"),
+    "counter of the program": (
+        user_module(lambda m, x: (PASSES.__setitem__(0, PASSES[0] + 1), m.out(x.flatten(1)))[1]), "counts in PASSES, outside of the module"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_a_user_should_know_of_a_module_that_works_is_a_doubt(name: str) -> None:
+    factory, words = DOUBTS[name]
+    model = own_model(factory)
     (doubt,) = model_doubts(model)
     assert "model 'own': " in doubt
     assert re.search(words, doubt)
-    check_agreement(model, client_samples(), by_sample="probabilities" in words)
+    check_agreement(model, client_samples(), by_sample="other samples" not in words)
+
+
+GOOD_ENDS: dict[str, Factory] = {
+    "a head of zeros": altered(lambda m: [p.data.zero_() for p in m[3].parameters()], nn.Flatten, hidden, nn.ReLU, head),
+    "a temperature": user_module(lambda m, x: 10 * m.out(x.flatten(1)).tanh()),
+    "a gate": user_module(lambda m, x: m.out(x.flatten(1)) * m.out(x.flatten(1)).sigmoid()),
+    "logarithms of probabilities": user_module(lambda m, x: m.out(x.flatten(1)).log_softmax(1)),
+    "a function of its own": user_module(lambda m, x: Swish.apply(m.out(x.flatten(1)))),  # type: ignore[no-untyped-call]
+    "frozen layers in a list": user_module(
+        lambda m, x: m.out(m.hidden[0](x.flatten(1))), lambda m: setattr(m, "hidden", [hidden().requires_grad_(False)])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD_ENDS)
+def test_good_modules_pass_without_a_doubt(name: str) -> None:
+    assert model_doubts(own_model(GOOD_ENDS[name])) == ()
 
 
 # --- frozen parameters

@@ -17,6 +17,7 @@ from sklearn.model_selection import KFold, cross_validate
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cflpriv import ClusteredFL, InputError, Protection, load_config
+from cflpriv.errors import CflprivWarning
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.types import Array
 
@@ -181,6 +182,45 @@ def test_frames_of_any_package(package: str, fitted: ClusteredFL) -> None:
     assert fitted.score(frame, label="status") == fitted.score(columns(1), label="status")
 
 
+def test_columns_that_are_left_out_are_named() -> None:
+    table = columns()
+    count = len(table["a"])
+    table |= {"name": [f"n{row}" for row in range(count)], "weight": [f"{row / 7:.2f} kg" for row in range(count)], "e": [[1, 2]] * count}
+    with pytest.warns(CflprivWarning, match="is left out"):
+        summary = small("fedavg", rounds=1).fit(table, client="device", label="status").summary_
+    left_out = [doubt for doubt in summary["warnings"] if "is left out" in doubt]
+    assert [doubt.split(":")[0] for doubt in left_out] == ["column 'weight' is left out", "column 'e' is left out"]
+    assert any("column 'name': all values differ: an identifier" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_missing_cells_and_odd_frames_of_any_package(package: str) -> None:
+    module = pytest.importorskip(package)
+    table = columns()
+    count = len(table["a"])
+    gaps = [None if row % 7 == 0 else row % 50 for row in range(count)]
+    frame = module.DataFrame({**table, "gaps": module.array(gaps, "Int64") if package == "pandas" else gaps})
+    estimator = small("fedavg", rounds=1).fit(frame, client="device", label="status")
+    (column,) = [column for column in estimator.config_.data.columns if column.name == "gaps"]
+    assert (column.type, column.blank) == ("number", "middle")
+    assert len(estimator.predict(frame)) == count
+    if package == "polars":
+        with pytest.raises(InputError, match=r"X: a LazyFrame has no rows yet; collect\(\) gives a data frame"):
+            small().fit(frame.lazy(), client="device", label="status")
+    else:
+        twice = module.concat([frame, module.DataFrame({"a": [0.0] * count})], axis=1)
+        for odd, words in ((frame.rename(columns={"a": 0}), "the column 0 is not named by a text"), (twice, "X: .*'a' 2 times")):
+            with pytest.raises(InputError, match=words):
+                small().fit(odd, client="device", label="status")
+
+
+def test_a_dataset_of_hugging_face_is_a_frame() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: the extra `huggingface` brings it")
+    table = {name: list(cells) for name, cells in columns().items()}
+    estimator = small("fedavg", rounds=1).fit(datasets.Dataset.from_dict(table), client="device", label="status")
+    np.testing.assert_array_equal(estimator.predict(datasets.Dataset.from_dict(table)), estimator.predict(table))
+
+
 def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
     table = columns()
     without = {name: cells for name, cells in table.items() if name != "device"}
@@ -191,6 +231,7 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
         (lambda: fitted.predict(without, client=["d00"]), r"client: has shape \(1,\)"),
         (lambda: small().fit(table, client="nobody", label="status"), "client='nobody': is no column; there are a, b, c, device, status"),
         (lambda: small().fit(table, client="device"), "needs labels"),
+        (lambda: small().fit({**table, "status": [["x"]] * len(table["a"])}, client="device", label="status"), r"row 1.*\['x'\] is a list"),
         (lambda: small().fit({**table, "a": [1.0]}, client="device", label="status"), "different lengths"),
         (lambda: small().fit(table, table["status"], label="status"), "y is given, too"),
         (lambda: small(data={"source": "digits", "partition": "iid"}).fit(table, label="status"), "fit takes a table"),

@@ -1,6 +1,6 @@
 """Odd applications under the Flower strategy: what is cut off, lost, weighed or refused is in the result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.flower import ClusteredAveraging, cflpriv_mod, write_identities
 from cflpriv.flower.client import read_roster, read_settings
+from cflpriv.flower.doubtful_means import doubt_of
 from cflpriv.flower.strategy import ClusteredResult
 from cflpriv.protocols.entropy import public_entropy
 
@@ -33,16 +34,19 @@ def moved(client: int, weights: np.ndarray[Any, Any]) -> tuple[dict[str, np.ndar
 
 def result_of(
     folder: Path, answer: Answer = moved, protection: str = "", clients: int = 6, rounds: int = 2,
-    signature: Callable[[int], Any] | None = None, settings: Mapping[str, Any] | None = None, **strategy: Any,
+    signature: Callable[[int], Any] | None = None, settings: Mapping[str, Any] | None = None, initial: Any = None,
+    train_config: ConfigRecord | None = None, evaluate_fn: Any = None, nodes: Sequence[int] = (), **strategy: Any,
 ) -> ClusteredResult:  # fmt: skip
-    """What the strategy makes of an application whose clients answer so."""
+    """What the strategy makes of an application whose clients answer so. `nodes`: the client of each node, by default one of each."""
     write_identities(folder / "keys", clients, public_entropy(str(folder)))
-    configs = {}
+    paths: list[str] = []
     for client in range(clients):
         path = folder / f"client{client}.toml"
         text = f'identity = "keys/client{client}.key"\nroster = "keys/roster.txt"\nstate = "state{client}"\n[protection]\n{protection}\n'
         path.write_text(text, encoding="utf-8")
-        configs[100 + client] = {"settings": str(path)}
+        paths.append(str(path))
+
+    configs = {100 + node: {"settings": paths[client]} for node, client in enumerate(nodes or range(clients))}
 
     def number(context: Context) -> int:
         return read_settings(str(context.node_config["settings"]))[0].identity.client
@@ -64,7 +68,9 @@ def result_of(
         roster=read_roster(folder / "keys" / "roster.txt"),
         **{"k": 1, **strategy},
     )
-    return made.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), rounds, ConfigRecord({"lr": 0.5}))
+    first = {"w": np.zeros(SIZE, np.float32)} if initial is None else initial
+    arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
+    return made.start(grid, arrays, rounds, train_config or ConfigRecord({"lr": 0.5}), evaluate_fn)
 
 
 # --- cut off and lost -----------------------------------------------------------------------------------------------------------------
@@ -163,6 +169,83 @@ def test_signatures_that_all_are_none_end_the_start_in_one_line(tmp_path: Path) 
         result_of(tmp_path, signature=lambda client: np.ones((3, 12)), k=2)
 
 
+@pytest.mark.parametrize("kind", ["int64", "bool", "complex64", "<U1"])
+def test_arrays_that_are_not_floating_are_refused(kind: str, tmp_path: Path) -> None:
+    result = result_of(tmp_path, lambda client, w: ({"w": np.ones(SIZE).astype(kind)}, {"num-examples": 10}), rounds=1)
+    (row,) = result.rounds
+    assert {code for _, _, code in row["refusals"]} == {"bad-result"}
+    assert "or not the model's by names, shapes and floating dtypes" in result.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"initial": {}}, "initial_arrays: have no numbers"),
+        ({"initial": {"w": np.zeros(0, np.float32)}}, "initial_arrays: have no numbers"),
+        ({"initial": {"w": np.full(SIZE, np.nan, np.float32)}}, "initial_arrays: have numbers that are not finite"),
+        ({"rounds": 0}, "num_rounds = 0: expected 1 or more"),
+        ({"evaluate_fn": lambda number, cluster, arrays: 0.5}, r"evaluate_fn: returned float \(0\.5\), expected a MetricRecord"),
+    ],
+)
+def test_what_a_server_app_gives_wrongly_is_one_line(given: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        result_of(tmp_path, **{"rounds": 1, **given})
+
+
+def test_settings_that_are_not_sent_are_noted(tmp_path: Path) -> None:
+    result = result_of(tmp_path, rounds=1, train_config=ConfigRecord({"lr": 0.5, "layers": [1, 2]}))
+    assert result.notes == ["train_config: 'layers' are not sent to clients, since only single values are"]
+
+
+def test_two_nodes_with_one_identity_are_named(tmp_path: Path) -> None:
+    result = result_of(tmp_path, rounds=1, nodes=(0, 1, 2, 3, 4, 5, 0))
+    assert len(result.labels) == 6
+    assert "1 refused with 'two-places' (two places answered as this client at once" in result.warnings[0]
+
+
+def test_an_application_that_fails_is_counted(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"0 of 6 clients answered within 0\.2 s; .* answers were errors: see the clients' logs"):
+        result_of(tmp_path, rounds=1, message_type="query", wait_seconds=0.2)
+
+
+def test_signatures_that_are_all_the_same_are_named(tmp_path: Path) -> None:
+    result = result_of(tmp_path, signature=lambda client: np.eye(12)[:3], k=2, rounds=1)
+    assert any("all clients' signatures are the same, so their clusters mean nothing" in warning for warning in result.warnings)
+
+
+# --- what no training gives ---------------------------------------------------------------------------------------------------------------
+
+BEGAN = np.random.default_rng(5).normal(size=256).astype(np.float32)
+RETURNED: dict[str, tuple[Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], Any], str]] = {
+    "updates": (lambda w, step: 0.05 * step, "nothing in common with the model that they were sent"),
+    "the opposite": (lambda w, step: -w + 0.05 * step, "or is its opposite"),
+    "models of their own": (lambda w, step: step, "or train a model of their own"),
+    "multiples": (lambda w, step: 10 * w + step, "is 10 times the model that they were sent"),
+    "nothing new": (lambda w, step: w, "1 mean(s) of updates are zero: no client changed its arrays"),
+    "a training": (lambda w, step: w + 0.3 * step, ""),
+    "a training with decay": (lambda w, step: 0.7 * w + 0.3 * step, ""),
+    "a large step": (lambda w, step: w + 5 * step, ""),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_means_that_no_training_gives_are_named(kind: str, tmp_path: Path) -> None:
+    returned, words = RETURNED[kind]
+
+    def answer(client: int, w: np.ndarray[Any, Any]) -> Any:
+        step = np.random.default_rng([client, int(1000 * abs(w[0]))]).normal(size=w.size)
+        return {"w": np.asarray(returned(w, step), np.float32)}, {"num-examples": 10}
+
+    result = result_of(tmp_path, answer, initial={"w": BEGAN})
+    assert bool(result.warnings) == bool(words), result.warnings
+    assert all(words in warning for warning in result.warnings), result.warnings
+
+
+def test_models_of_few_numbers_and_of_zeros_are_not_judged() -> None:
+    assert doubt_of(np.zeros(256), np.ones(256)) == doubt_of(np.ones(8), -np.ones(8)) == ""
+    assert doubt_of(np.ones(256, np.float32), -np.ones(256, np.float32))
+
+
 # --- weights --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -207,4 +290,16 @@ def test_without_examples_updates_are_refused_where_they_are_weighed(tmp_path: P
     assert {code for _, _, code in row["refusals"]} == {"no-examples"}
     again = tmp_path / "equal"
     again.mkdir()
-    assert not result_of(again, lambda client, w: ({"w": w}, {"loss": 1.0}), rounds=1, weights="equal").warnings
+    assert not result_of(again, lambda client, w: ({"w": w + 1}, {"loss": 1.0}), rounds=1, weights="equal").warnings
+
+
+@pytest.mark.parametrize("count", [0, -5, 0.4, float("nan"), float("inf")])
+def test_a_number_of_examples_below_one_is_refused(count: float, tmp_path: Path) -> None:
+    result = result_of(tmp_path, lambda client, w: ({"w": w + 1}, {"num-examples": 10 if client else count}), rounds=1)
+    assert result.rounds[0]["refusals"] == [(0, "sum", "no-examples")]
+
+
+def test_a_client_with_nearly_all_examples_is_named(tmp_path: Path) -> None:
+    result = result_of(tmp_path, lambda client, w: ({"w": w + 1}, {"num-examples": 10 if client else 10**9}), rounds=1)
+    assert result.rounds[0]["largest_share"] > 0.99
+    assert "one client has 100% of all examples, so the mean is its own update; is its num-examples right?" in result.warnings[0]

@@ -22,6 +22,7 @@ from cflpriv.errors import InputError
 QUICK = (
     "plain", "linear", "batch normalisation", "tinier rate", "rate below rounding", "one label", "few auxiliary", "private",
     "private, much noise", "momentum", "scaffold, uneven labels", "one sample", "concept shift", "bootstrap", "categories", "coarse",
+    "scaffold, trained", "outside, all labels", "outside, categories", "clipped", "adam",
 )  # fmt: skip
 NAMED = {
     "update as state": "give whole states, no updates", "after is before": "the states before and after are equal",
@@ -33,6 +34,16 @@ NAMED = {
     "outside is x": "outside is the same as x", "outside half members": "of outside are among the clients' samples x",
     "several under one name": "give each client a number of its own", "samples twice": "give each sample once",
     "weighted states": "times the state before", "auxiliary of clients": "give samples that no client trained on",
+    "outside of noise": "members are known without the model", "outside of zeros": "of the 30 samples outside repeat others",
+    "outside labels shuffled": "outside: labels y do not belong to samples x",
+    "outside noisy members": "outside: 180 of 180 samples are nearly",
+    "auxiliary of rounded members": "auxiliary: 180 of 180 samples are nearly the same as a client's",
+    "samples of noise": "auxiliary samples explain the clients' updates better", "samples dealt anew": "auxiliary samples explain",
+    "before of zeros": "all weights of its state before are zero", "after of two clients": "record the state after local training, before",
+    "another's update added": "samples of several clients explain its update better", "updates times 1000": "states without a factor",
+    "rate in thousandths": "times as long as the declared rate and steps make them", "rate in thousands": "check lr, epochs and batch_size",
+    "fewer samples declared": "client 0: samples = 29: its x and y have 30",
+    "more labels declared": "labels = 3: its 30 samples, which are all in x and y, have 2",
 }  # fmt: skip
 
 
@@ -49,6 +60,12 @@ def test_correct_audits_are_not_doubtful(name: str) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_a_misuse_is_named_with_what_to_do(base: Audit, name: str) -> None:
     assert NAMED[name] in "; ".join(reasons(MISUSES[name](base)).values())
+
+
+def test_rounds_in_the_wrong_order_are_named() -> None:
+    audit = made(rounds=3, seed=1)
+    assert not reasons(audit)
+    assert "give the updates of a client in the order of rounds" in reasons(replace(audit, updates=audit.updates[::-1]))["order of rounds"]
 
 
 @pytest.mark.slow
