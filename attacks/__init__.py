@@ -222,7 +222,7 @@ for _name, _attack in {
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
         _Cells("compared.fold_release"),
-        learns="sample counts, members or images of clients, from what crossfit compares",
+        learns="sample counts, members or samples of clients, from what crossfit compares",
         reduces=_HIDDEN,
         risk="singling out",
         limits="Images of clients with at most two samples only. A client that sends a chosen fold is not modelled.",
@@ -265,7 +265,7 @@ for _name, _attack in {
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
         _Cells("inversion.gradient_inversion"),
-        learns="training images, or words, of clients",
+        learns="training samples, or words, of clients",
         reduces=_SUMS,
         risk="singling out",
         limits="At most 20 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",

@@ -25,6 +25,7 @@ from ..evidence.simulated_shares import simulated_samples
 from ..evidence.sums import models_sent
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
+from ..figures.significance import chance, chance_of_reading
 
 __all__ = ["cells", "counts_reported", "losses_reported", "shares_by_losses"]
 
@@ -140,4 +141,17 @@ def _cell(
     observed, reference = (np.array([float(np.abs(of[client] - real[client]).sum()) for client in clients]) for of in guessed)
     beside = np.array([float(np.abs(blank - real[client]).sum()) for client in clients])
     words = f"{note}; {case.prior.description}; baseline: the label shares of the auxiliary data"
-    return cell(case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words)
+    true, groups = (
+        np.stack([real[client] for client in clients]),
+        np.array([case.truth.groups.get(client, -1 - client) for client in clients]),
+    )
+    first, second = (
+        max(
+            chance(-errors, -beside, MARGIN),
+            chance_of_reading(np.stack([of[client] for client in clients]), true, blank, groups, stream(case.seed, f"{metric}: renamed")),
+        )
+        for errors, of in zip((observed, reference), guessed, strict=True)
+    )
+    return cell(
+        case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words, chances=(first, second)
+    )  # fmt: skip
