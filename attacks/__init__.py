@@ -297,12 +297,12 @@ for _name, _attack in {
         limits="An AUC is an average: near one half it does not protect everybody. At most 400 pairs a model; no texts.",
     ),
     "source_inference": Attack(
-        "which client of a group has a sample, from updates: regression on gradients, lowest loss",
+        "which client of a group has a sample, from updates or changing sums: regression on gradients, lowest loss",
         _Cells("membership.source_inference"),
         learns="which client of a group a sample belongs to",
         reduces=_SUMS,
         risk="linkability",
-        limits="The regression has all samples that are asked about. Sums over several clients and texts are not read.",
+        limits="The regression has all samples that are asked about. Sums over cohorts that do not change and texts are not read.",
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",
