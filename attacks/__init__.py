@@ -288,7 +288,7 @@ for _name, _attack in {
         limits="Lengths of clipped updates are not read, nor secure sums in which all clients weigh the same.",
     ),
     "membership": Attack(
-        "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
+        "membership of training samples, from models, updates and reported losses: loss threshold, LiRA, RMIA, gradients",
         _Cells("membership.membership_audit"),
         learns="whether a sample was trained on",
         reduces=_NOISE,

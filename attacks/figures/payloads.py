@@ -71,7 +71,8 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
     PayloadPart("gather", "changed", "changed", "data", _ALIKE),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses|confusion", "data", ("reported_scores", *_ALIKE)),
+    PayloadPart("gather", ".*", "losses", "data", ("reported_scores", "membership", *_ALIKE)),
+    PayloadPart("gather", ".*", "confusion", "data", ("reported_scores", *_ALIKE)),
     PayloadPart("gather", ".*", "correct|count|loss|errors", "data", _ALIKE, leaves="numbers of test samples"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(

@@ -27,7 +27,7 @@ from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import chance, chance_of_reading
 
-__all__ = ["cells", "counts_reported", "losses_reported", "shares_by_losses"]
+__all__ = ["cells", "counts_reported", "losses_of", "losses_reported", "shares_by_losses"]
 
 NAME, LOSSES = "reported_scores", "losses_histogram_l1"
 PRETENDED = 400
@@ -70,7 +70,7 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
         for vector, _ in pairs:
             if place.setdefault(vector.tobytes(), len(vectors)) == len(vectors):
                 vectors.append(vector)
-    of_samples = np.stack([_losses(model, vector, prior.x, prior.y) for vector in vectors])
+    of_samples = np.stack([losses_of(model, vector, prior.x, prior.y) for vector in vectors])
     people = [(prior.samples_per_client[client], prior.labels_per_client[client]) for client in sorted(reported)]
     places, shares = simulated_samples(prior.y, prior.classes, people, stream(prior.seed, "clients by losses"), PRETENDED)
     simulated = np.stack([of_samples[:, chosen].mean(axis=1) for chosen in places])
@@ -86,7 +86,7 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
     return found
 
 
-def _losses(model: Model, vector: Array, x: Array, y: Array) -> Array:
+def losses_of(model: Model, vector: Array, x: Array, y: Array) -> Array:
     """The loss (n,) of each sample by the model of these parameters (d,)."""
     module = model.lent(vector.astype(model.init(0).dtype))
     with torch.no_grad():
