@@ -68,6 +68,13 @@ def test_secure_sums_are_no_remedy_for_models_that_members_are_sent(tmp_path: Pa
     assert not any("secagg" in change for change in accepted(settings_file(tmp_path, "fedfomo"))["label_inference"].changes)
 
 
+def test_secure_sums_are_no_remedy_where_the_first_round_refuses_them(tmp_path: Path) -> None:
+    """FedSoft's default smoother lets one client be nearly all of a centre."""
+    path = settings_file(tmp_path, "fedsoft")
+    path.write_text(path.read_text(encoding="utf-8").replace('name = "fedsoft"', 'name = "fedsoft"\nk = 2'), encoding="utf-8")
+    assert not any("secagg" in change for remedy in accepted(path).values() for change in remedy.changes)
+
+
 def test_of_compared_vectors_and_reports_no_remedy_is_promised() -> None:
     """Secure sums leave them in the open: a remedy of the attack that hides updates would not lower these figures."""
     read = [(entry.operation == "mean", set(entry.part.split("|"))) for entry in ENTRIES if "likeness" in entry.readers]
