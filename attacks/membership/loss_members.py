@@ -14,8 +14,8 @@ import numpy as np
 
 from ...engine.models import Model
 from ...types import Array
+from ..evidence.reported_losses import losses_of
 from ..figures.leakage import Truth
-from ..labels.reported_scores import losses_of
 from .member_scores import deal_in_pairs
 from .membership_shadows import Pairs
 

@@ -36,10 +36,10 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
+from ..evidence.reported_losses import losses_reported
 from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, trainings_of, unread, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
-from ..labels.reported_scores import losses_reported
 from .loss_members import scores_of_losses
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable_steps, evidence, passes_of, read_steps
@@ -236,7 +236,8 @@ def _loss_figures(case: Case, truth: Truth) -> list[Cell]:
         f"up to {number} mean losses that each of {len(clients)} client(s) reports, as equations for who of a pair is the member; "
         "everything else is known; baseline: coins at random"
     )
-    return [_cell(case, f"reported_losses_{kind}", kind, *outcomes, note, 0) for kind in ("auc", "tpr", "low_tpr")]
+    observed, twin = outcomes
+    return [_cell(case, f"reported_losses_{kind}", kind, observed, twin, note, 0) for kind in ("auc", "tpr", "low_tpr")]
 
 
 def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:
