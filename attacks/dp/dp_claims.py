@@ -257,7 +257,8 @@ def counts_of(scores: Array, coins: Array, claim: NoiseClaim) -> tuple[Counts, .
     if area:
         setters, others = np.sort(classes[True]), -classes[False]
         others = np.sort(others[: len(others) - len(others) % max(1, len(others) // COARSE)])
-        ranks = tuple(dict.fromkeys(max(1, round(place / (RANKS + 1) * (len(setters) + 1))) for place in range(1, RANKS + 1)))
+        spread = (round(place / (RANKS + 1) * (len(setters) + 1)) for place in range(1, RANKS + 1))
+        ranks = tuple(dict.fromkeys(min(max(1, rank), len(setters)) for rank in spread))
         below = np.searchsorted(others, setters[[-rank for rank in ranks]], side="right")
         counts.append(AreaCounts(ranks, len(setters), len(others), int((len(others) - below).sum()), area))
     return tuple(counts)

@@ -116,6 +116,19 @@ def test_the_area_is_asked_of_scores_of_many_values_alone() -> None:
         assert sum(count.error for count in counts) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("inside", [1, 5, 6, 17, 40])
+@pytest.mark.parametrize("out", [1, 6, 30])
+def test_few_canaries_are_counted_too(out: int, inside: int) -> None:
+    """Also where there are fewer scores than thresholds; scores that tell all canaries apart are beyond each of them."""
+    counts = counts_of(np.arange(float(out + inside)), np.arange(out + inside) >= out, NoiseClaim((gaussian(1.0),), DELTA))
+    area = counts[-1]
+    assert isinstance(area, AreaCounts)
+    assert list(area.ranks) == sorted(set(area.ranks))
+    assert 1 <= area.ranks[0] <= area.ranks[-1] <= out
+    assert area == area.best
+    assert 0 < area.p_value(NoiseClaim((gaussian(1.0),), DELTA), 1.0) <= 1
+
+
 def test_equal_scores_show_nothing_and_coins_alone_neither() -> None:
     claim = NoiseClaim((gaussian(1.0),), DELTA)
     coins = np.random.default_rng(0).random(4000) < 0.5
