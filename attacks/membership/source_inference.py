@@ -37,7 +37,7 @@ from ..figures.significance import power
 from .member_scores import confidences, loss_threshold
 from .membership_gradients import clipped_gradients, shortened
 
-__all__ = ["SourceGame", "cells", "chance_of_sources", "coefficients", "games_in", "told_apart"]
+__all__ = ["SourceGame", "cells", "chance_of_sources", "coefficients", "games_in", "distinguished"]
 
 NAME = "source_inference"
 GRADIENTS, LOSS = "source_gradients_accuracy", "source_loss_accuracy"
@@ -104,33 +104,33 @@ def by_loss(game: SourceGame, steps: Mapping[int, Sequence[ClientStep]], model: 
 def by_gradients(game: SourceGame, steps: Mapping[int, Sequence[ClientStep]], model: Model, rounds: int) -> Array:
     """The client (n,), by place, whose updates each sample's gradient explains best: its first `rounds`, or more sums that it is in."""
     single = all(len(step.members) == 1 for client in game.clients for step in steps[client])
-    heard = {id(step.update): step for client in game.clients for step in steps[client][: rounds if single else SUMS * rounds]}
-    order = sorted(heard, key=lambda key: heard[key].round)
+    distinct = {id(step.update): step for client in game.clients for step in steps[client][: rounds if single else SUMS * rounds]}
+    order = sorted(distinct, key=lambda key: distinct[key].round)
     found, short = np.zeros((len(order), len(game.y))), shortened(model.dimension)
     by_start: dict[tuple[int, bytes], list[int]] = {}
     for i, key in enumerate(order):
-        by_start.setdefault((heard[key].round, heard[key].start.tobytes()), []).append(i)
+        by_start.setdefault((distinct[key].round, distinct[key].start.tobytes()), []).append(i)
     for alike in by_start.values():
-        first, updates = heard[order[alike[0]]], [heard[order[i]].update for i in alike]
-        common, members = np.mean(updates, axis=0), [heard[order[i]].members for i in alike]
+        first, updates = distinct[order[alike[0]]], [distinct[order[i]].update for i in alike]
+        common, members = np.mean(updates, axis=0), [distinct[order[i]].members for i in alike]
         counts = [int((game.owner == place).sum()) for place, client in enumerate(game.clients) if any(client in of for of in members)]
         once = single and first.local is not None and max(first.local.steps(count) for count in counts) == 1
         rows = sum(_short_gradients(model, first, first.start + share * common, game, short) for share in (ONE_STEP if once else PATH))
         less = common if len(alike) > 1 else np.zeros_like(common)
         found[alike] = coefficients(np.asarray(rows), np.stack([short((less - update)[None])[0] for update in updates]))
-    portions = np.array([[(client in heard[key].members) / len(heard[key].members) for key in order] for client in game.clients])
+    portions = np.array([[(client in distinct[key].members) / len(distinct[key].members) for key in order] for client in game.clients])
     if not single:  # how often a client takes part says nothing
         portions = portions - portions.mean(axis=1, keepdims=True)
         portions /= np.maximum(np.linalg.norm(portions, axis=1, keepdims=True), 1e-300)
     return np.asarray((portions @ found).argmax(axis=0))
 
 
-def told_apart(steps: Mapping[int, Sequence[ClientStep]]) -> list[int]:
+def distinguished(steps: Mapping[int, Sequence[ClientStep]]) -> list[int]:
     """The clients that are not in all the same updates, nor in all that there are."""
-    heard = {id(step.update) for of_client in steps.values() for step in of_client}
+    distinct = {id(step.update) for of_client in steps.values() for step in of_client}
     parts = {client: frozenset(id(step.update) for step in of_client) for client, of_client in steps.items()}
     alike = Counter(parts.values())
-    return sorted(client for client, part in parts.items() if alike[part] == 1 and (len(part) < len(heard) or len(heard) == 1))
+    return sorted(client for client, part in parts.items() if alike[part] == 1 and (len(part) < len(distinct) or len(distinct) == 1))
 
 
 def _short_gradients(model: Model, step: ClientStep, at: Array, game: SourceGame, short: Callable[[Array], Array]) -> Array:
@@ -180,9 +180,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     model = public_model(prior)
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return [nothing(case, NAME, GRADIENTS, "not attempted: inputs are words, which clients share")], None
-    observed, is_same = _heard(case, case.view, model), same_messages(case.view, case.reference)
-    reference = observed if is_same else _heard(case, case.reference, model)
-    clients = sorted(set(told_apart(observed)) & set(told_apart(reference)))
+    observed, is_same = _readable(case, case.view, model), same_messages(case.view, case.reference)
+    reference = observed if is_same else _readable(case, case.reference, model)
+    clients = sorted(set(distinguished(observed)) & set(distinguished(reference)))
     single = all(len(step.members) == 1 for client in clients for step in observed[client])
     local = observed[clients[0]][0].local if clients else None
     rounds = case.budget.rounds
@@ -224,7 +224,7 @@ def _unseen(case: Case, model: Model, clients: int) -> str:
     return blind(case.view) or unread(case.view, model.dimension) or (f"not attempted: {few}" if has_sums else few)
 
 
-def _heard(case: Case, view: AdversaryView, model: Model) -> dict[int, list[ClientStep]]:
+def _readable(case: Case, view: AdversaryView, model: Model) -> dict[int, list[ClientStep]]:
     """Updates of clients that do not collude, whose samples are known to the scorer: their own, or else sums that they are in; none under
     a transform that stays secret."""
     if blind(view):

@@ -8,7 +8,7 @@ import pytest
 from attack_scenes import case, config, figures_of, unrelated
 
 from cflpriv.attacks.evidence.updates import ClientStep
-from cflpriv.attacks.membership.source_inference import SourceGame, chance_of_sources, coefficients, games_in, told_apart
+from cflpriv.attacks.membership.source_inference import SourceGame, chance_of_sources, coefficients, distinguished, games_in
 from cflpriv.types import Array
 
 source_figures = partial(figures_of, "source_inference")
@@ -77,7 +77,7 @@ def test_sums_over_changing_cohorts_show_whose_a_sample_is() -> None:
 def test_clients_that_are_always_summed_together_are_not_told_apart() -> None:
     rng = np.random.default_rng(0)
     sums = [ClientStep(rng.standard_normal(3), rng.standard_normal(3), members) for members in ((0, 1, 2), (0, 1, 3), (0, 1))]
-    assert told_apart({client: [step for step in sums if client in step.members] for client in range(4)}) == [2, 3]
+    assert distinguished({client: [step for step in sums if client in step.members] for client in range(4)}) == [2, 3]
 
 
 def test_sums_and_views_of_others_say_nothing() -> None:
