@@ -222,7 +222,7 @@ for _name, _attack in {
     "fold_release": Attack(
         "sample counts, members and single images from the folds of cross-fitted clustering",
         _Cells("compared.fold_release"),
-        learns="sample counts, members or images of clients, from what crossfit compares",
+        learns="sample counts, members or samples of clients, from what crossfit compares",
         reduces=_HIDDEN,
         risk="singling out",
         limits="Images of clients with at most two samples only. A client that sends a chosen fold is not modelled.",
@@ -265,7 +265,7 @@ for _name, _attack in {
     "gradient_inversion": Attack(
         "training images of one client's update, for few samples and steps; of texts the words",
         _Cells("inversion.gradient_inversion"),
-        learns="training images, or words, of clients",
+        learns="training samples, or words, of clients",
         reduces=_SUMS,
         risk="singling out",
         limits="At most 20 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",
@@ -288,7 +288,7 @@ for _name, _attack in {
         limits="Lengths of clipped updates are not read, nor secure sums in which all clients weigh the same.",
     ),
     "membership": Attack(
-        "membership of training samples, from models and updates: loss threshold, LiRA, RMIA, gradients",
+        "membership of training samples, from models, updates and reported losses: loss threshold, LiRA, RMIA, gradients",
         _Cells("membership.membership_audit"),
         learns="whether a sample was trained on",
         reduces=_NOISE,
@@ -297,12 +297,12 @@ for _name, _attack in {
         limits="An AUC is an average: near one half it does not protect everybody. At most 400 pairs a model; no texts.",
     ),
     "source_inference": Attack(
-        "which client of a group has a sample, from updates: regression on gradients, lowest loss",
+        "which client of a group has a sample, from updates or changing sums: regression on gradients, lowest loss",
         _Cells("membership.source_inference"),
         learns="which client of a group a sample belongs to",
         reduces=_SUMS,
         risk="linkability",
-        limits="The regression has all samples that are asked about. Sums over several clients and texts are not read.",
+        limits="The regression has all samples that are asked about. Sums over cohorts that do not change and texts are not read.",
     ),
     "property_inference": Attack(
         "stroke width, slant, rotation, a label: from signatures, updates, models",

@@ -94,8 +94,8 @@ def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
 
 DERIVING = ("mean", "relay", "fold", "product")
 """Operations that give models. What is sent before the first of them depends on public settings alone."""
-INITIAL = "initial"
-"""The key of a released model's context that says whether it is an initial one."""
+INITIAL, FOLLOWED = "initial", "followed"
+"""The keys of a released model's context that say whether it is an initial one, and whether clients trained after the last one."""
 UPDATES = ("update", "step", "movement", "direction", "contribution")
 """Names of parts that hold a client's update or determine it."""
 
@@ -230,9 +230,11 @@ def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
     if not last:
         raise InputError("--adversary released: no model that the server sends is in this record in the clear")
     trained = next((m.index for m in messages if m.operation in DERIVING and m.source == "clients"), None)
-    first = [m for m in whole if trained is not None and m.index < trained]
+    first = [m for m in whole if trained is None or m.index < trained]
     last = [m for m in last if m not in first]
-    return tuple(replace(m, clients=(), peers=(), context={**m.context, "labels": None, INITIAL: m in first}) for m in [*first, *last])
+    followed = any(m.index > whole[-1].index and m.operation in DERIVING and m.source == "clients" for m in messages)
+    marks = {"labels": None, FOLLOWED: followed}
+    return tuple(replace(m, clients=(), peers=(), context={**m.context, **marks, INITIAL: m in first}) for m in [*first, *last])
 
 
 def relays_to(messages: Sequence[Message], coalition: Sequence[int]) -> list[Message]:

@@ -44,7 +44,7 @@ from .figures.about import about_audit, extent, left_out
 from .figures.coverage import less_sure, passed_over
 from .figures.exposed import exposed_samples
 from .figures.family import Family, judged_together
-from .figures.leakage import BUDGETS, Budget, Cell, nothing
+from .figures.leakage import BUDGETS, Budget, Cell, in_words_of, nothing
 from .figures.payloads import readers_in
 from .figures.plan import AuditPlan, Clock, plan_of, spoken
 from .figures.pooling import pooled
@@ -491,6 +491,7 @@ def _attacked(name: str, adversary: str, scene: AuditedRun, budget: Budget, fold
     try:
         with using(device_of(scene.config)):
             cells, arrays = ATTACKS[name].cells(case)
+            cells = in_words_of(scene.population.shape, cells)
     except (NotRecorded, TrainingDiverged) as error:
         own = "the attacker's own clients: " if isinstance(error, TrainingDiverged) else ""
         return [nothing(case, name, "attempted", f"not attempted: {own}{error}{in_part}")]

@@ -12,12 +12,15 @@ from typing import Any
 
 from ..errors import InputError, TrainingDiverged
 from ..experiments.config.config import Config, load_config
+from ..experiments.report.audit_words import remedy_of
 from ..plugins import ATTACKS
 from ..types import Population
 from .evidence.fresh_runs import AuditedRun, case_of, check_start, fresh_scene
-from .figures.leakage import Budget, Cell
+from .figures.leakage import Budget, Cell, in_words_of
 
-__all__ = ["CANDIDATES", "Accepted", "Measured", "Remedy", "accepted_remedies", "changed_config", "measured_remedies", "remedy_line"]
+__all__ = [
+    "CANDIDATES", "WITHOUT", "Accepted", "Measured", "Remedy", "accepted_remedies", "changed_config", "measured_remedies", "remedy_line",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,22 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "property_inference": _NOISE,
     "model_inconsistency": (Remedy("secure sums that check a round's model", ('protection.secagg_mode="active"',)),),
 }
-"""Candidates by attack. An attack that is not here has its own words (`Attack.reduces`)."""
+"""Candidates by attack, the cheapest first. An attack that is not here has its own words (`Attack.reduces`)."""
+_COMPARED = "clusters are found from these vectors, so whoever learns the clusters knows who is alike, however the vectors are compared"
+_REPORTED = "the algorithm has clients report these numbers in the open, whatever protects their updates"
+_RELAYED = "the algorithm has members receive the models of others"
+_NONE = {
+    "rows": _COMPARED, "fold_blind": _COMPARED, "product_blind": _COMPARED, "relay_wanted": _REPORTED,
+    **dict.fromkeys(("changed", "losses", "confusion", "correct", "count", "loss", "errors"), _REPORTED),
+    **dict.fromkeys(("relay_own", "relay_update", "relay_model"), _RELAYED),
+}  # fmt: skip
+WITHOUT = {f"likeness/{part}_group_accuracy": why for part, why in _NONE.items()}
+"""Figures that no candidate of their attack lowers, by "attack/metric", and why."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The first candidate of an attack that the run's configuration accepts; `changes` are empty where none is."""
+    """The first candidate of an attack that the run's configuration accepts; where there is none, no `changes`, and `words` say why."""
 
     attack: str
     words: str
@@ -130,7 +143,7 @@ def _differs(config: Config, changed: Config, change: str) -> bool:
 
 
 def accepted_remedies(path: Path, config: Config, population: Population, trust: bool) -> dict[str, Accepted]:
-    """By attack the first candidate that the run's configuration accepts."""
+    """By attack the first candidate that the run's configuration accepts; by "attack/metric" the figures that none lowers (`WITHOUT`)."""
     known: dict[Remedy, tuple[str, ...] | None] = {}
     accepted = {}
     for attack, remedies in CANDIDATES.items():
@@ -144,7 +157,7 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
                 break
         else:
             accepted[attack] = Accepted(attack, "no setting of this algorithm that the configuration accepts", ())
-    return accepted
+    return accepted | {figure: Accepted(figure, f"no setting: {why}", ()) for figure, why in WITHOUT.items()}
 
 
 def _stated(remedy: Remedy, config: Config, changed: Config) -> tuple[str, ...]:
@@ -200,7 +213,7 @@ def measured_remedies(
     scenes: dict[tuple[str, ...], AuditedRun | str] = {}
     measured = []
     for cell in (cell for cell in cells if cell.status == "leaks" and cell.value is not None and not ATTACKS[cell.attack].reruns):
-        remedy = remedies.get(cell.attack)
+        remedy = remedy_of(remedies, cell.attack, cell.metric)
         if remedy is None or not remedy.changes or cell.value is None:
             continue
         if remedy.changes not in scenes:
@@ -228,7 +241,7 @@ def _scene(path: Path, changes: Sequence[str], population: Population, rounds: i
 def _figure(scene: AuditedRun, cell: Cell, budget: Budget) -> tuple[float | None, str]:
     """The same figure on another run, or None and why there is none."""
     try:
-        made = ATTACKS[cell.attack].cells(case_of(scene, cell.adversary, budget))[0]
+        made = in_words_of(scene.population.shape, ATTACKS[cell.attack].cells(case_of(scene, cell.adversary, budget))[0])
     except (InputError, TrainingDiverged) as error:
         return None, str(error)
     same = [figure for figure in made if (figure.metric, figure.k_known) == (cell.metric, cell.k_known)]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_guesses, audit_p_value
+from cflpriv.attacks.dp.dp_audit import FAULT, audit_claim, audit_guesses, is_refuted
 from cflpriv.attacks.dp.dp_claims import NoiseClaim
 from cflpriv.attacks.dp.dp_references import released_scores
 from cflpriv.attacks.dp.dp_samples import rerun_samples
@@ -61,7 +61,7 @@ def false_or_found(name: str, epsilon: float, share: float, audits: int, seed: i
     """In how many audits the claim is refuted, with this share of the noise."""
     claim, rng = claimed(name, epsilon), np.random.default_rng(seed)
     canaries = FEW if name != "training" else 5 * 500
-    return sum(audit_p_value(*released_scores(name, claim.events[0], canaries, rng, share), claim) <= 1 - CONFIDENCE for _ in range(audits))
+    return sum(is_refuted(*released_scores(name, claim.events[0], canaries, rng, share), claim) for _ in range(audits))
 
 
 def alarms_of_runs(batch: int, epsilon: float, runs: int, first: int) -> tuple[int, int, list[float]]:

@@ -27,6 +27,8 @@ __all__ = ["alike", "cells", "rows_of_part"]
 NAME = "likeness"
 MARGIN = 0.1
 FEWEST = 3
+NAMED = ("relay", "fold", "product")
+"""Operations in the name of a figure: what members relay, or folds, are protected in other ways than a part of the same name in a mean."""
 
 
 @dataclass
@@ -121,7 +123,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         clients = sorted((known[0] & known[1]) - set(case.view.coalition))
         if len(clients) < FEWEST:
             continue
-        metric = f"{key[2].replace(' ', '_')}_group_accuracy"
+        operation = f"{key[0]}_" if key[0] in NAMED else ""
+        metric = f"{operation}{key[2].replace(' ', '_')}_group_accuracy"
         groups = Counter(case.truth.groups[client] for client in clients)
         if len(groups) < 2 or len(groups) == len(clients):
             why = "of one true group" if len(groups) < 2 else "each of a group of its own"

@@ -22,9 +22,10 @@ from ...tasks.signatures import principal_vectors
 from ...types import Array
 from ..adversary import AdversaryView, hidden_by, opened_rows
 from ..evidence.updates import public_model
-from ..figures.leakage import Case, Cell, Prior, cell, chance_of_names, label_sets_of, nothing, popular_set
+from ..figures.leakage import Case, Cell, Prior, cell, label_sets_of, nothing, popular_set
 from ..key_recovery.cells import PERMUTATIONS, transformed_rounds
 from ..key_recovery.cells import guess as recover
+from ..labels.label_inference import set_chance
 from ..labels.label_readings import top_labels
 from .gram_geometry import compared
 from .signature_labels import COMPARISONS, IMAGE_MARGIN, cells_of_labels
@@ -268,10 +269,6 @@ def _label_cell(
     sets = [observed.label_sets, dict.fromkeys(judged, popular), reference.label_sets]
     right = [np.array([float(label_sets[c] == truth.label_sets[c]) for c in judged]) for label_sets in sets]
     words = f"{note}; baseline: the most common label set for everyone"
-    chances = None
-    if renamed:
-        real = [truth.label_sets[c] for c in judged]
-        named = [[guessed.label_sets[c] for c in judged] for guessed in (observed, reference)]
-        first, second = (chance_of_names(label_sets, real, right[1], MARGIN, case.prior.classes, case.seed) for label_sets in named)
-        chances = (first, second)
-    return cell(case, NAME, metric, *right, margin=MARGIN, share=True, note=words, chances=chances)
+    named = [[guessed.label_sets[c] for c in judged] for guessed in (observed, reference)]
+    first, second = (set_chance(label_sets, right[1], case, judged, together=renamed) for label_sets in named)
+    return cell(case, NAME, metric, *right, margin=MARGIN, share=True, note=words, chances=(first, second))

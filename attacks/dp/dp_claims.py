@@ -8,8 +8,13 @@ noise multiplied by a factor s (of a choice: its ε divided by s), for the least
 The test. One class of canaries sets the threshold: its score of rank k, which is beaten by a further score of the class with a probability
 α of the Beta(k, n − k + 1) law, whatever the scores' law is. Under the claim each canary of the other class is beyond the threshold with
 probability at most `power_at(α)`. The p-value integrates the binomial tail over α: no parameter is estimated, nothing is asymptotic. Three
-thresholds are tried (`THRESHOLDS`), fixed by the claim before scores are seen; they share the error by Bonferroni's inequality, so that a
-sound mechanism exceeds its price in at most 1 − confidence of audits.
+thresholds are tried (`THRESHOLDS`), fixed by the claim before scores are seen.
+
+Of each score one threshold uses only on which side of it the score is. The area under the curve uses all ranks: the canaries that are in
+beyond each of `RANKS` thresholds are added up (`AreaCounts`). Whatever the scores' law is, the sum is stochastically at most that of
+uniform scores out and of scores in whose places have the law `power_at`. So draws from that law give a valid p-value,
+(1 + reached)/(1 + draws). For scores of more than two values the area has half of the error. All tests share the error by Bonferroni's
+inequality, so that a sound mechanism exceeds its price in at most 1 − confidence of audits.
 
 Assumption: given the coins, the scores of different canaries are independent, as they are where noise is drawn for each coordinate and
 canaries have directions of their own. The bound of `dp_audit.audit_guesses` needs no such assumption, and is weaker.
@@ -34,13 +39,18 @@ from ...protocols.accounting import deltas_of, epsilon_of
 from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent
 from ...types import Array
 
-__all__ = ["NoiseClaim", "ThresholdCounts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
+__all__ = ["AreaCounts", "NoiseClaim", "ThresholdCounts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
 
 THRESHOLDS = ((1.0, True, 0.6), (0.1, True, 0.2), (0.1, False, 0.2))
 """Share of the equal error rate, whether canaries that are out set the threshold, and share of the error. The first is where a Gaussian
-release shows most; the tails are for leaks of few canaries, and for large ε."""
-STEPS = 64
-"""Factors of the noise that are tried between s and 2 s. Steps of 1.1 %, so ε is at most about that much below the exact bound."""
+release shows most of all thresholds; the tails are for leaks of few canaries, and for large ε."""
+AREA = 0.5
+"""The share of the error that the area has."""
+RANKS, DRAWS, COARSE = 16, 999, 50
+"""Thresholds whose counts are added up for the area, at evenly spaced ranks; how often the sum is drawn; and of how many parts of the
+canaries that are in all but a rest are counted, so that audits with about as many canaries share the draws."""
+STEPS = 256
+"""Factors of the noise that are tried between s and 2 s. Steps of .3 %, so ε is at most about that much below the exact bound."""
 SMALLEST, LARGEST = 2.0**-2, 2.0**12
 """Factors of the noise, at most and at least. Below the first, distributions of sampled steps take seconds, and bounds mean nothing."""
 SLOPES = np.append(0.0, np.geomspace(1e-4, 20.0, 120))
@@ -179,8 +189,56 @@ def _rates(rank: int, setters: int) -> Array:
     return np.asarray(stats.beta.ppf(NODES, rank, setters - rank + 1))
 
 
-def counts_of(scores: Array, coins: Array, claim: NoiseClaim) -> tuple[ThresholdCounts, ...]:
-    """What scores (m,) show at the thresholds; () where all coins (m,) bool fell alike.
+@dataclass(frozen=True)
+class AreaCounts:
+    """At several thresholds, set by out canaries' scores of falling `ranks`: how many of the `others` are `beyond` all of them, added up.
+
+    `setters` and `error` as in `ThresholdCounts`.
+    """
+
+    ranks: tuple[int, ...]
+    setters: int
+    others: int
+    beyond: int
+    error: float
+
+    def p_value(self, claim: NoiseClaim, factor: float) -> float:
+        """How probable so large a sum is at most, under the claim with `factor` times the noise."""
+        rates = _rates_of_ranks(self.ranks, self.setters)
+        shares = claim.power_at(rates.ravel(), factor).reshape(rates.shape)
+        rows = np.arange(DRAWS)[:, None]
+        summed = (np.searchsorted(_places(self.others), shares + 2 * rows, side="right") - self.others * rows).sum(axis=1)
+        return (1 + int((summed >= self.beyond).sum())) / (1 + DRAWS)
+
+    @property
+    def best(self) -> "AreaCounts":
+        """The same where all others are beyond all thresholds."""
+        return replace(self, beyond=len(self.ranks) * self.others)
+
+
+@lru_cache(maxsize=64)
+def _rates_of_ranks(ranks: tuple[int, ...], setters: int) -> Array:
+    """Draws (`DRAWS`, ranks) of the shares of a class beyond its own scores of these rising ranks, all of one draw together."""
+    gaps = np.diff([0, *ranks, setters + 1])
+    parts = np.random.default_rng(0).standard_gamma(gaps, size=(DRAWS, len(gaps)))
+    return np.asarray(parts[:, :-1].cumsum(axis=1) / parts.sum(axis=1, keepdims=True))
+
+
+@lru_cache(maxsize=4)
+def _places(count: int) -> Array:
+    """Draws of so many uniform places, sorted, (`DRAWS` · count,); those of draw number i are from 2 i to 2 i + 1.
+
+    The same for all factors of the noise, so that p falls as the factor rises.
+    """
+    parts = np.random.default_rng(1).standard_exponential((DRAWS, count + 1)).cumsum(axis=1)
+    return np.asarray((parts[:, :-1] / parts[:, -1:] + 2 * np.arange(DRAWS)[:, None]).ravel())
+
+
+Counts = ThresholdCounts | AreaCounts
+
+
+def counts_of(scores: Array, coins: Array, claim: NoiseClaim) -> tuple[Counts, ...]:
+    """What scores (m,) show at the thresholds, and all ranks; () where all coins (m,) bool fell alike.
 
     Equal scores are put in an order that does not depend on coins, as if by chance.
     """
@@ -189,23 +247,32 @@ def counts_of(scores: Array, coins: Array, claim: NoiseClaim) -> tuple[Threshold
     classes = {True: order[~coins], False: -order[coins]}  # so that beyond a threshold is always above it
     if not all(len(places) for places in classes.values()):
         return ()
-    counts = []
+    area = 0.0 if all(isinstance(event, ChoiceEvent) for event in claim.events) else AREA
+    counts: list[Counts] = []
     for share, out, error in THRESHOLDS:
         setters, others = np.sort(classes[out]), -classes[not out]
         rank = max(1, round(share * claim.equal_error * (len(setters) + 1)))
-        counts.append(ThresholdCounts(rank, len(setters), len(others), int((others > setters[-rank]).sum()), out, error))
+        beyond = int((others > setters[-rank]).sum())
+        counts.append(ThresholdCounts(rank, len(setters), len(others), beyond, out, (1 - area) * error))
+    if area:
+        setters, others = np.sort(classes[True]), -classes[False]
+        others = np.sort(others[: len(others) - len(others) % max(1, len(others) // COARSE)])
+        spread = (round(place / (RANKS + 1) * (len(setters) + 1)) for place in range(1, RANKS + 1))
+        ranks = tuple(dict.fromkeys(min(max(1, rank), len(setters)) for rank in spread))
+        below = np.searchsorted(others, setters[[-rank for rank in ranks]], side="right")
+        counts.append(AreaCounts(ranks, len(setters), len(others), int((len(others) - below).sum()), area))
     return tuple(counts)
 
 
-def claim_p_value(counts: Iterable[ThresholdCounts], claim: NoiseClaim, factor: float = 2 ** (-0.5 / STEPS)) -> float:
-    """How probable what the scores show is at most, under the claim with `factor` times the noise; all thresholds together.
+def claim_p_value(counts: Iterable[Counts], claim: NoiseClaim, factor: float = 2 ** (-0.5 / STEPS)) -> float:
+    """How probable what the scores show is at most, under the claim with `factor` times the noise; all tests together.
 
     The default is half a step below the claimed noise: then a bound on ε is above the claim wherever p is as small as is asked for.
     """
     return min([1.0, *(count.p_value(claim, factor) / count.error for count in counts)])
 
 
-def epsilon_refuted(counts: Iterable[ThresholdCounts], claim: NoiseClaim, limit: float) -> float:
+def epsilon_refuted(counts: Iterable[Counts], claim: NoiseClaim, limit: float) -> float:
     """The lower bound on ε: the price of the claim with the least factor of noise whose p-value is at most `limit`; 0 if none is."""
     seen = tuple(counts)
 

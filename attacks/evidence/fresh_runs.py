@@ -180,10 +180,11 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 
 def check_start(config: Config, population: Population) -> None:
-    """Raises what a run of `config` would before it begins. Of encrypted comparisons, whose rows may be too long, also in a first round."""
+    """Raises what a run of `config` would before it begins, and also in a first round of encrypted comparisons, whose rows may be too long,
+    and of protected sums, whose clients may be too unequal."""
     simulation = prepare(config, population=population)
     try:
-        if config.protection.encrypted:
+        if config.protection.encrypted or config.protection.sum != "none":
             begin(simulation)
             advance(simulation)
     finally:

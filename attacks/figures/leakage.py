@@ -55,11 +55,13 @@ from .significance import (
 )
 
 NOT_ATTEMPTED = "not attempted"
+MOST_CHANNELS = 4
+"""Of an image. Maps with more, such as features of images, have no strokes and no width."""
 DEALS, ENOUGH_DEALS = 1999, 20
 """So many make the least p so small that a figure can stand among a hundred (`family`)."""
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
-    "group_cell", "grouping_accuracy", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
+    "group_cell", "grouping_accuracy", "in_words_of", "is_image", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -340,6 +342,18 @@ def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None 
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 
 
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether samples of this shape are images: not rows of tables, words or feature maps."""
+    return len(shape) == 3 and min(shape[1:]) > 1 and shape[0] <= MOST_CHANNELS
+
+
+def in_words_of(shape: tuple[int, ...], cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of an attack, with "sample" in place of "image" where samples of this shape are no images."""
+    if is_image(shape):
+        return list(cells)
+    return [replace(one, metric=one.metric.replace("image", "sample"), note=one.note.replace("image", "sample")) for one in cells]
+
+
 def popular_set(sets: Sequence[frozenset[int]]) -> frozenset[int]:
     """The most common label set: the strongest guess without a view. (A real attacker does not know which set is most common.)"""
     if not sets:
@@ -434,6 +448,6 @@ def psnr_db(truth: Array, guess: Array) -> float:
 
 def ssim(truth: Array, guess: Array) -> float:
     """The structural similarity of two images (C, H, W) with values in [0, 1]; NaN for images below 7×7 and for other data."""
-    if truth.ndim != 3 or min(truth.shape[1:]) < 7:
+    if not is_image(truth.shape) or min(truth.shape[1:]) < 7:
         return float("nan")
     return float(structural_similarity(np.asarray(truth, dtype=np.float64), guess, data_range=1.0, channel_axis=0))

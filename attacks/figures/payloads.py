@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...contract.transcript import Message
-from ..adversary import INITIAL, AdversaryView
+from ..adversary import DERIVING, FOLLOWED, INITIAL, AdversaryView
 
 __all__ = [
     "ENTRIES", "PayloadPart", "data_parts", "depends_on_data", "entry_of", "part_of", "parts_in_rows", "parts_of", "readers_in",
@@ -71,7 +71,8 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gather", "owns .*", "owns", "data", ("label_inference",), whole=True),
     PayloadPart("gather", "changed", "changed", "data", _ALIKE),
     PayloadPart("gather", "choice", "choice", "data", ("cluster_identity",)),
-    PayloadPart("gather", ".*", "losses|confusion", "data", ("reported_scores", *_ALIKE)),
+    PayloadPart("gather", ".*", "losses", "data", ("reported_scores", "membership", *_ALIKE)),
+    PayloadPart("gather", ".*", "confusion", "data", ("reported_scores", *_ALIKE)),
     PayloadPart("gather", ".*", "correct|count|loss|errors", "data", _ALIKE, leaves="numbers of test samples"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(
@@ -118,7 +119,19 @@ def data_parts(view: AdversaryView) -> dict[tuple[str, str, str], PayloadPart | 
             entry = entry_of(message, part)
             if entry is None or entry.source == "data":
                 known[message.operation, re.sub(r" \d+$", "", message.kind), part] = entry
+    if not known and _is_sent_more(view):
+        known["compute", "parameters", "the models after the last round"] = None
     return known
+
+
+def _is_sent_more(view: AdversaryView) -> bool:
+    """Whether a member, or who gets the models, is sent trained models after the last message of the record, which does not hold them."""
+    if view.adversary == "released":
+        return any(message.context.get(FOLLOWED) for message in view.messages)
+    sent = max((message.index for message in view.messages if message.operation == "compute"), default=None)
+    return view.adversary == "client" and sent is not None and any(
+        message.index > sent and message.operation in DERIVING and message.source == "clients" for message in view.messages
+    )  # fmt: skip
 
 
 def _of_others(view: AdversaryView, message: Message) -> bool:

@@ -10,12 +10,15 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "ENOUGH", "CellStatus", "chance", "chance_of_draws", "chance_of_matching", "chance_of_orders", "chance_of_renaming",
-    "confidence_interval", "interval", "is_count", "judge", "orders", "power", "proportion_interval", "t_chance", "t_power", "vary",
+    "ENOUGH", "CellStatus", "chance", "chance_of_draws", "chance_of_matching", "chance_of_orders", "chance_of_reading",
+    "chance_of_renaming", "confidence_interval", "interval", "is_count", "judge", "orders", "power", "proportion_interval", "t_chance",
+    "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
 MATCHED, MATCHINGS = 6, 1999
+READINGS, MOST_PERMUTED = 9999, 5e7
+"""Permutations of label shares, fewer where they would have more numbers than this."""
 ENOUGH_DRAWS = 20
 PAIRS_AT_ONCE = 1_000_000
 RATE = 0.025
@@ -155,6 +158,28 @@ def chance_of_renaming(guessed: Array, true: Array, centre: Array, rng: np.rando
     for shares, real in zip(guessed - centre, true - centre, strict=True):
         errors += np.abs(shares[:, None] - real[None, :])
     return chance_of_matching(errors, rng)
+
+
+def chance_of_reading(guessed: Array, true: Array, centre: Array, groups: Array, rng: np.random.Generator) -> float:
+    """How probable it is that label shares `guessed` (n, c), each read by itself, are as near to the true ones, in L1, if nothing leaks.
+
+    Clients of a group have much the same labels, so what makes one right by luck makes all of them right: n clients are not n independent
+    scores. Without a leak a guess has to do with nothing but the group, at most. So all labels are renamed at random, for all clients
+    alike, around the `centre` (c,), and at once true shares are dealt again to the clients of their group, of `groups` (n,).
+    """
+    off, real, size = guessed - centre, true - centre, max(1, guessed.size)
+    own, reached, left = float(np.abs(off - real).sum()) + 1e-9, 0, int(np.clip(MOST_PERMUTED / size, MATCHINGS, READINGS))
+    times = left
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    while left:
+        count = min(left, max(1, PAIRS_AT_ONCE // size))
+        names = rng.permuted(np.tile(np.arange(len(centre)), (count, 1)), axis=1)
+        dealt = np.tile(np.arange(len(groups)), (count, 1))
+        for of_group in members:
+            dealt[:, of_group] = rng.permuted(dealt[:, of_group], axis=1)
+        reached += int((np.abs(off - real[dealt[:, :, None], names[:, None, :]]).sum(axis=(1, 2)) <= own).sum())
+        left -= count
+    return (1 + reached) / (1 + times)
 
 
 def chance_of_draws(reached: float, draw: Callable[[], float], times: int = MATCHINGS) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...experiments.report.audit_words import STATUS, metric_words
+from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
@@ -100,14 +100,14 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
 def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
     """What would reduce the leaks, for all attacks that share a remedy together."""
     by_remedy: dict[str, list[str]] = {}
-    for attack in dict.fromkeys(cell.attack for cell in leaks):
-        entry = ATTACKS.find(attack)
-        words = remedies.get(attack, "" if entry is None else entry.reduces)
+    for cell in leaks:
+        entry = ATTACKS.find(cell.attack)
+        words = remedy_of(remedies, cell.attack, cell.metric) or ("" if entry is None else entry.reduces)
         if words:
-            by_remedy.setdefault(words, []).append(attack.replace("_", " "))
+            by_remedy.setdefault(words, []).append(cell.attack.replace("_", " "))
     if len(by_remedy) == 1:
         return next(iter(by_remedy))
-    return "; ".join(f"{', '.join(attacks)}: {words}" for words, attacks in by_remedy.items())
+    return "; ".join(f"{', '.join(dict.fromkeys(attacks))}: {words}" for words, attacks in by_remedy.items())
 
 
 def _known(cell: Cell) -> str:

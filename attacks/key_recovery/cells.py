@@ -267,14 +267,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     note = f"structure by {recovery.structure.by}; {sure}; {len(seen.rounds)} round(s) under one transform; {prior.description}"
     both = (observed, reference)
     guesses = (observed, KeyRecoveryGuess(), reference)
+    label_sets = [dict(zip(clients, sets_of(guessed, prior, clients), strict=True)) for guessed in both]
     named = [LabelGuess({client: _histogram(guessed, client, prior.classes) for client in clients}) for guessed in guesses]
     figures = [
         histogram_cell(case, NAME, clients, named, f"{note}; baseline: equal shares", together=True),
         _structure_cell(case, observed, reference, clients, note),
-        label_set_cell(
-            case, NAME, clients, lambda some: [score_label_sets(guessed, truth, prior, some) for guessed in both], note,
-            lambda some: [sets_of(guessed, prior, some) for guessed in both],
-        ),
+        label_set_cell(case, NAME, clients, label_sets, note, together=True),
     ]  # fmt: skip
     if recovery.abstains or case.view.protection.sum not in PERMUTATIONS:
         figures = [_open(figure) for figure in figures]

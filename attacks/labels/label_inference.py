@@ -40,7 +40,7 @@ from ..evidence.updates import (
     unread_movement,
 )
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
-from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_renaming, power
+from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_reading, chance_of_renaming
 from .class_owners import cells as owner_cells
 from .class_owners import owned_in
 from .label_readings import (
@@ -69,6 +69,8 @@ AGGREGATE = "aggregate_histogram_l1"
 MARGIN = {"label_set_accuracy": 0.1, "histogram_l1": 0.1, AGGREGATE: 0.1}
 PLANTS, POWER = 30, 0.9
 """So many leaks are planted to show an attack's power, and the least power that lets a figure be called at its baseline."""
+TOSSED = 40
+"""So many leaks are planted by tosses, which need no attack."""
 
 
 # --- the attack ---------------------------------------------------------------------------------------------------------------------
@@ -314,58 +316,95 @@ def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:
     return [client for client in clients if case.prior.labels_per_client[client] < case.prior.classes]
 
 
-def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, clients: Sequence[int]) -> float:
-    """How probable it is that label sets which were named together are right so much more often than the guesses right `beside` (n,)."""
-    real = [case.truth.label_sets[client] for client in clients]
-    return chance_of_names(sets, real, beside, MARGIN["label_set_accuracy"], case.prior.classes, case.seed)
+def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, clients: Sequence[int], *, together: bool = True) -> float:
+    """How probable it is that label sets are right so much more often than the guesses right `beside` (n,).
+
+    `together`: they were named at once (`chance_of_names`). Else each was read by itself: the larger p of a test over clients and of
+    `chance_of_reading`.
+    """
+    real, margin, classes = [case.truth.label_sets[client] for client in clients], MARGIN["label_set_accuracy"], case.prior.classes
+    if together:
+        return chance_of_names(sets, real, beside, margin, classes, case.seed)
+    right = np.array([float(named == true) for named, true in zip(sets, real, strict=True)])
+    named, true = (np.array([[float(label in one) for label in range(classes)] for one in many]) for many in (sets, real))
+    rng = stream(case.seed, "label sets renamed")
+    return max(chance(right, beside, margin), chance_of_reading(named, true, np.zeros(classes), _groups(case, clients), rng))
 
 
-def share_chance(inferred: LabelGuess, beside: Array, centre: Array, case: Case, clients: Sequence[int]) -> float:
-    """How probable it is that label shares which were named together err so much less than the errors `beside` (n,).
+def share_chance(
+    inferred: LabelGuess, beside: Array, centre: Array, case: Case, clients: Sequence[int], *, together: bool = True
+) -> float:  # fmt: skip
+    """How probable it is that label shares err so much less than the errors `beside` (n,): by a test over clients and by one of dependent
+    clients, the larger p.
 
-    By a test over clients, and under a random renaming of all labels around the `centre` (classes,), the best guess without a view: the
-    larger p.
+    The second is a random renaming of all labels around the `centre` (classes,), the best guess without a view, where shares were named
+    `together`; else `chance_of_reading`.
     """
     guessed, real = (np.stack([of(client) for client in clients]) for of in (inferred.shares.__getitem__, case.truth.histogram))
-    renamed = chance_of_renaming(guessed, real, centre, stream(case.seed, "shares renamed"))
-    return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), renamed)
+    rng = stream(case.seed, "shares renamed")
+    luck = chance_of_renaming(guessed, real, centre, rng) if together else (
+        chance_of_reading(guessed, real, centre, _groups(case, clients), rng)
+    )  # fmt: skip
+    return max(chance(-np.abs(guessed - real).sum(axis=1), -beside, MARGIN["histogram_l1"]), luck)
+
+
+def _groups(case: Case, clients: Sequence[int]) -> Array:
+    """The true group (n,) of each client; each client its own where groups are not known."""
+    return np.array([case.truth.groups.get(client, -1 - client) for client in clients])
+
+
+def _planted_power(made: Cell, case: Case, chance_where: Callable[[Array], float], clients: Sequence[int]) -> Cell:
+    """A figure at its baseline with its power: how often a leak half as large would be significant.
+
+    A toss decides for each client whether it is guessed as on the unprotected run; `chance_where` gives the p of such guesses.
+    """
+    if made.status != "at_baseline":
+        return made
+    rng = stream(case.seed, "label leaks planted by tosses")
+    return replace(made, power=float(np.mean([chance_where(rng.random(len(clients)) < 0.5) < RATE for _ in range(TOSSED)])))
 
 
 def label_set_cell(
-    case: Case, name: str, clients: Sequence[int], score: Callable[[list[int]], list[Array]], note: str,
-    together: Callable[[list[int]], list[list[frozenset[int]]]] | None = None,
+    case: Case, name: str, clients: Sequence[int], guesses: Sequence[Mapping[int, frozenset[int]]], note: str, *, together: bool
 ) -> Cell:  # fmt: skip
-    """Label sets of the clients that lack a label; `score` of these gives scores with the view and on the unprotected view.
-
-    `together`, where the labels of all clients were named at once, gives the label sets in the same way.
-    """
+    """Label sets of the clients that lack a label, guessed with the view and on the unprotected view; `together` as in `set_chance`."""
     metric, truth = "label_set_accuracy", case.truth
     partial = partial_sets(case, clients)
     if not partial:
         return nothing(case, name, metric, "every client has all labels: there is no label set to find")
     popular = popular_set([truth.label_sets[client] for client in partial])
-    observed, reference = score(partial)
-    blank = np.array([float(truth.label_sets[client] == popular) for client in partial])
-    words = f"{note}; baseline: the most common label set for everyone"
-    if together is None:
-        return cell(case, name, metric, observed, blank, reference, margin=MARGIN[metric], share=True, note=words)
-    first, second = (set_chance(sets, blank, case, partial) for sets in together(partial))
-    made = cell(case, name, metric, observed, blank, reference, margin=MARGIN[metric], share=True, note=words, chances=(first, second))
-    return replace(made, power=power(observed, blank, reference, blank, MARGIN[metric]))
+    observed, reference = ([sets[client] for client in partial] for sets in guesses)
+    real = [truth.label_sets[client] for client in partial]
+    scores, beside = (
+        np.array([float(a == b) for a, b in zip(sets, real, strict=True)]) for sets in (observed, reference)
+    )  # fmt: skip
+    blank = np.array([float(labels == popular) for labels in real])
+
+    def chance_where(tossed: Array) -> float:
+        mixed = [b if toss else a for a, b, toss in zip(observed, reference, tossed, strict=True)]
+        return set_chance(mixed, blank, case, partial, together=together)
+
+    none, all_ = np.zeros(len(partial), bool), np.ones(len(partial), bool)
+    made = cell(
+        case, name, metric, scores, blank, beside, margin=MARGIN[metric], share=True, chances=(chance_where(none), chance_where(all_)),
+        note=f"{note}; baseline: the most common label set for everyone",
+    )  # fmt: skip
+    return _planted_power(made, case, chance_where, partial)
 
 
 def histogram_cell(case: Case, name: str, clients: list[int], guesses: Sequence[LabelGuess], note: str, *, together: bool) -> Cell:
-    """Histograms of clients by `guesses` with the view, without it and on the unprotected view.
-
-    `together`: all were guessed at once, so a gain is chance if another naming of the labels gives as much.
-    """
+    """Histograms of clients by `guesses` with the view, without it and on the unprotected view; `together` as in `share_chance`."""
     l1, margin = [score_l1(guessed, case.truth, clients) for guessed in guesses], MARGIN["histogram_l1"]
-    if not together:
-        return cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note)
     observed, blank, reference = guesses
-    first, second = (share_chance(guessed, l1[1], blank.shares[clients[0]], case, clients) for guessed in (observed, reference))
-    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note, chances=(first, second))
-    return replace(made, power=power(-l1[0], -l1[1], -l1[2], -l1[1], margin))
+    centre = blank.shares[clients[0]]
+
+    def chance_where(tossed: Array) -> float:
+        mixed = {client: (reference if toss else observed).shares[client] for client, toss in zip(clients, tossed, strict=True)}
+        return share_chance(LabelGuess(mixed), l1[1], centre, case, clients, together=together)
+
+    chances = (chance_where(np.zeros(len(clients), bool)), chance_where(np.ones(len(clients), bool)))
+    made = cell(case, name, "histogram_l1", *l1, margin=margin, lower_is_better=True, note=note, chances=chances)
+    return _planted_power(made, case, chance_where, clients)
 
 
 def label_cells(
@@ -380,12 +419,8 @@ def label_cells(
     words = f"{note}; baseline: the label shares of the auxiliary data"
     made = histogram_cell(case, name, clients, guesses, words, together=together)
 
-    def sets(some: list[int]) -> list[list[frozenset[int]]]:
-        return [[top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in some] for guessed in both]
-
-    scored = label_set_cell(
-        case, name, clients, lambda some: [score_sets(guessed, truth, prior, some) for guessed in both], note, sets if together else None
-    )
+    sets = [{client: top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in clients} for guessed in both]
+    scored = label_set_cell(case, name, clients, sets, note, together=together)
     arrays = {
         "clients": np.array(clients),
         "label_truth": np.stack([truth.histogram(c) for c in clients]),

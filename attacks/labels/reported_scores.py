@@ -11,54 +11,24 @@ training samples have lower losses than auxiliary ones once a model fits them, w
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
 from ...contract.transcript import payload_rows
-from ...engine.device import tensor
-from ...engine.losses import loss_of
 from ...engine.models import Model
 from ...randomness import stream
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.learned_shares import ridge_shares
+from ..evidence.reported_losses import losses_of, losses_reported
 from ..evidence.simulated_shares import simulated_samples
-from ..evidence.sums import models_sent
 from ..evidence.updates import public_model
 from ..figures.leakage import Case, Cell, Prior, cell, nothing
+from ..figures.significance import chance, chance_of_reading
 
-__all__ = ["cells", "counts_reported", "losses_reported", "shares_by_losses"]
+__all__ = ["cells", "counts_reported", "shares_by_losses"]
 
 NAME, LOSSES = "reported_scores", "losses_histogram_l1"
 PRETENDED = 400
-MOST_MODELS = 32
-"""A client's losses of so many models are read, the first ones."""
 MARGIN = 0.1
-
-
-def losses_reported(view: AdversaryView, dimension: int) -> dict[int, list[tuple[Array, float]]]:
-    """By client that does not collude the models (dimension,) whose mean losses it reported, with these.
-
-    A row of losses is of the models that the client was sent last, in their order. What follows is of models that nobody else has.
-    """
-    sent: dict[int, list[Array]] = {}
-    reported: dict[int, list[tuple[Array, float]]] = {}
-    for message in view.messages:
-        if message.payload is None:
-            continue
-        if message.operation == "compute" and message.source == "server":
-            named = models_sent(view, message)
-            models = [named[name] for name in sorted(named, key=lambda name: int(name.partition("/")[2] or 0))]
-            if models and all(model.shape == (dimension,) for model in models):
-                sent |= dict.fromkeys(message.clients, models)
-        losses = message.payload.get("losses")
-        if message.operation != "gather" or losses is None or losses.ndim != 2:
-            continue
-        for client, row in zip(payload_rows(message), np.asarray(losses, np.float64), strict=False):
-            pairs = [(model, float(loss)) for model, loss in zip(sent.get(client, []), row, strict=False) if np.isfinite(loss)]
-            if client not in view.coalition and pairs:
-                known = reported.setdefault(client, [])
-                known += pairs[: MOST_MODELS - len(known)]
-    return reported
 
 
 def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: Prior, model: Model) -> dict[int, Array]:
@@ -69,7 +39,7 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
         for vector, _ in pairs:
             if place.setdefault(vector.tobytes(), len(vectors)) == len(vectors):
                 vectors.append(vector)
-    of_samples = np.stack([_losses(model, vector, prior.x, prior.y) for vector in vectors])
+    of_samples = np.stack([losses_of(model, vector, prior.x, prior.y) for vector in vectors])
     people = [(prior.samples_per_client[client], prior.labels_per_client[client]) for client in sorted(reported)]
     places, shares = simulated_samples(prior.y, prior.classes, people, stream(prior.seed, "clients by losses"), PRETENDED)
     simulated = np.stack([of_samples[:, chosen].mean(axis=1) for chosen in places])
@@ -83,13 +53,6 @@ def shares_by_losses(reported: Mapping[int, list[tuple[Array, float]]], prior: P
         own = np.array([loss for _, loss in pairs])
         found[client] = read.read(((own - middle) / spread)[None], [prior.labels_per_client[client]])[0]
     return found
-
-
-def _losses(model: Model, vector: Array, x: Array, y: Array) -> Array:
-    """The loss (n,) of each sample by the model of these parameters (d,)."""
-    module = model.lent(vector.astype(model.init(0).dtype))
-    with torch.no_grad():
-        return np.asarray(loss_of(model.loss, module(model.inputs(x)).double(), tensor(y), "none").cpu().numpy())
 
 
 def counts_reported(view: AdversaryView, classes: int) -> dict[int, Array]:
@@ -140,4 +103,17 @@ def _cell(
     observed, reference = (np.array([float(np.abs(of[client] - real[client]).sum()) for client in clients]) for of in guessed)
     beside = np.array([float(np.abs(blank - real[client]).sum()) for client in clients])
     words = f"{note}; {case.prior.description}; baseline: the label shares of the auxiliary data"
-    return cell(case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words)
+    true, groups = (
+        np.stack([real[client] for client in clients]),
+        np.array([case.truth.groups.get(client, -1 - client) for client in clients]),
+    )
+    first, second = (
+        max(
+            chance(-errors, -beside, MARGIN),
+            chance_of_reading(np.stack([of[client] for client in clients]), true, blank, groups, stream(case.seed, f"{metric}: renamed")),
+        )
+        for errors, of in zip((observed, reference), guessed, strict=True)
+    )
+    return cell(
+        case, NAME, metric, observed, beside, reference, margin=MARGIN, lower_is_better=True, note=words, chances=(first, second)
+    )  # fmt: skip

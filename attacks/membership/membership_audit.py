@@ -36,9 +36,11 @@ from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import trainings_in
+from ..evidence.reported_losses import losses_reported
 from ..evidence.updates import ClientStep, public_model, single_steps, steps_in, trainings_of, unread, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, nothing
 from ..figures.significance import RATE, CellStatus
+from .loss_members import scores_of_losses
 from .member_scores import lira, loss_threshold, placements, rmia, roc, threshold
 from .membership_gradients import affordable_steps, evidence, passes_of, read_steps
 from .membership_shadows import MembershipGame, Pairs, Target, games_of, pairs_of, targets_in
@@ -199,7 +201,8 @@ UNSEEN = {
 
 
 def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
-    """AUC, and TPR at 1 % and .1 % FPR: of shared or cluster models, of clients' own where single updates can be read, and of updates."""
+    """AUC, and TPR at 1 % and .1 % FPR: of shared or cluster models, of clients' own where single updates can be read, of updates, and of
+    losses that clients report."""
     config = case.prior.config
     if config is None or (why := _refusal(case, config)):
         why = "not attempted: the training settings are not known" if config is None else why
@@ -210,7 +213,31 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         truth = replace(truth, data={c: (part.x_train, part.y_train) for c, part in parts.items()})
     figures, curves = _model_figures(case, config, truth)
     more, beside = _update_figures(case, config, truth)
-    return [*figures, *more], curves | beside or None
+    return [*figures, *more, *_loss_figures(case, truth)], curves | beside or None
+
+
+def _loss_figures(case: Case, truth: Truth) -> list[Cell]:
+    """What the losses that clients report show; no figure where none are reported of models that others have."""
+    model = public_model(case.prior)
+    reported = [losses_reported(view, model.dimension) for view in (case.view, case.reference)]
+    clients = sorted(set(reported[0]) & set(reported[1]) & truth.data.keys())
+    if not clients or model.loss != "cross_entropy":
+        return []
+    pairs = pairs_of(truth, clients, stream(case.seed, "membership: pairs of losses"))
+    if int(pairs.member.sum()) < FEWEST_ASKED:
+        return [nothing(case, NAME, "reported_losses_auc", UNSEEN["own_model"])]
+    outcomes = []
+    for of_view in reported:
+        rng = stream(case.seed, "membership: coins of losses")
+        scores, blank, asked = scores_of_losses(of_view, pairs, truth, model, case.budget.shadows, rng)
+        outcomes.append(MembershipOutcome(scores, blank, pairs.member[asked]))
+    number = max(len(reported[0][client]) for client in clients)
+    note = (
+        f"up to {number} mean losses that each of {len(clients)} client(s) reports, as equations for who of a pair is the member; "
+        "everything else is known; baseline: coins at random"
+    )
+    observed, twin = outcomes
+    return [_cell(case, f"reported_losses_{kind}", kind, observed, twin, note, 0) for kind in ("auc", "tpr", "low_tpr")]
 
 
 def _model_figures(case: Case, config: Config, truth: Truth) -> tuple[list[Cell], dict[str, Array]]:

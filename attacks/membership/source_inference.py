@@ -3,7 +3,8 @@
 Source: Hu et al. 2021, "Source Inference Attacks in Federated Learning": the client whose local model has the lowest loss on a sample is
 named. Ours beside it: all samples that are asked about explain the clients' updates together, by ridge regression on their gradients, as in
 `membership_gradients`; the client in whose update a sample has the largest coefficient is named. What clients that started from the same
-model have in common is taken off first.
+model have in common is taken off first. Where only sums over changing cohorts can be read, the sums are regressed in the same way, and the
+client is named whose taking part agrees best with a sample's coefficients.
 
 The game. Equally many training samples of every client of a group are mixed, and the attacker says whose each one is. A group are the
 clients of one true group whose updates can be read; where no group has two of them, all clients are one group. Without a view each of n
@@ -13,11 +14,12 @@ Significance. Either of two permutation tests of one run, at half the level each
 a label: exact, since samples of one label and group are draws of one distribution. The models dealt again to the clients of their group:
 exact, since without a leak models have nothing to do with whose they are; this one has power where clients differ in labels.
 
-What it proves: updates of a group in the clear show whose a sample is, although a model of all shows only that somebody has it. What it
-does not prove: anything about samples that the attacker does not have; nor, for the regression, that an attacker with few of the samples
-gets as far.
+What it proves: updates of a group in the clear show whose a sample is, although a model of all shows only that somebody has it, and so do
+sums over changing cohorts. What it does not prove: anything about samples that the attacker does not have; nor, for the regression, that an
+attacker with few of the samples gets as far.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,7 +37,7 @@ from ..figures.significance import power
 from .member_scores import confidences, loss_threshold
 from .membership_gradients import clipped_gradients, shortened
 
-__all__ = ["SourceGame", "cells", "chance_of_sources", "coefficients", "games_in"]
+__all__ = ["SourceGame", "cells", "chance_of_sources", "coefficients", "games_in", "distinguished"]
 
 NAME = "source_inference"
 GRADIENTS, LOSS = "source_gradients_accuracy", "source_loss_accuracy"
@@ -46,6 +48,8 @@ PATH, ONE_STEP = (0.0, 0.5, 1.0), (0.0,)
 """Where on the clients' common way gradients are taken, and for training of a single step."""
 RIDGE = 0.1
 DEALS = 1999
+SUMS = 8
+"""So many times as many sums are regressed as single updates of a client: each says less."""
 SHARE = 0.06
 """Of the seconds that a budget gives fresh runs, for gradients."""
 GRADIENT, PASSES, DOUBLES = 3.0, 1.0e5, 2.0e4
@@ -98,22 +102,35 @@ def by_loss(game: SourceGame, steps: Mapping[int, Sequence[ClientStep]], model: 
 
 
 def by_gradients(game: SourceGame, steps: Mapping[int, Sequence[ClientStep]], model: Model, rounds: int) -> Array:
-    """The client (n,), by place, whose first `rounds` updates each sample's gradient explains best."""
-    scores = np.zeros((len(game.clients), len(game.y)))
-    by_start: dict[tuple[int, bytes], list[tuple[int, ClientStep]]] = {}
-    for place, client in enumerate(game.clients):
-        for step in steps[client][:rounds]:
-            by_start.setdefault((step.round, step.start.tobytes()), []).append((place, step))
-    short = shortened(model.dimension)
+    """The client (n,), by place, whose updates each sample's gradient explains best: its first `rounds`, or more sums that it is in."""
+    single = all(len(step.members) == 1 for client in game.clients for step in steps[client])
+    distinct = {id(step.update): step for client in game.clients for step in steps[client][: rounds if single else SUMS * rounds]}
+    order = sorted(distinct, key=lambda key: distinct[key].round)
+    found, short = np.zeros((len(order), len(game.y))), shortened(model.dimension)
+    by_start: dict[tuple[int, bytes], list[int]] = {}
+    for i, key in enumerate(order):
+        by_start.setdefault((distinct[key].round, distinct[key].start.tobytes()), []).append(i)
     for alike in by_start.values():
-        common = np.mean([step.update for _, step in alike], axis=0)
-        first = alike[0][1]
-        once = first.local is not None and max(first.local.steps(int((game.owner == place).sum())) for place, _ in alike) == 1
+        first, updates = distinct[order[alike[0]]], [distinct[order[i]].update for i in alike]
+        common, members = np.mean(updates, axis=0), [distinct[order[i]].members for i in alike]
+        counts = [int((game.owner == place).sum()) for place, client in enumerate(game.clients) if any(client in of for of in members)]
+        once = single and first.local is not None and max(first.local.steps(count) for count in counts) == 1
         rows = sum(_short_gradients(model, first, first.start + share * common, game, short) for share in (ONE_STEP if once else PATH))
         less = common if len(alike) > 1 else np.zeros_like(common)
-        found = coefficients(np.asarray(rows), np.stack([short((less - step.update)[None])[0] for _, step in alike]))
-        scores[[place for place, _ in alike]] += found
-    return np.asarray(scores.argmax(axis=0))
+        found[alike] = coefficients(np.asarray(rows), np.stack([short((less - update)[None])[0] for update in updates]))
+    portions = np.array([[(client in distinct[key].members) / len(distinct[key].members) for key in order] for client in game.clients])
+    if not single:  # how often a client takes part says nothing
+        portions = portions - portions.mean(axis=1, keepdims=True)
+        portions /= np.maximum(np.linalg.norm(portions, axis=1, keepdims=True), 1e-300)
+    return np.asarray((portions @ found).argmax(axis=0))
+
+
+def distinguished(steps: Mapping[int, Sequence[ClientStep]]) -> list[int]:
+    """The clients that are not in all the same updates, nor in all that there are."""
+    distinct = {id(step.update) for of_client in steps.values() for step in of_client}
+    parts = {client: frozenset(id(step.update) for step in of_client) for client, of_client in steps.items()}
+    alike = Counter(parts.values())
+    return sorted(client for client, part in parts.items() if alike[part] == 1 and (len(part) < len(distinct) or len(distinct) == 1))
 
 
 def _short_gradients(model: Model, step: ClientStep, at: Array, game: SourceGame, short: Callable[[Array], Array]) -> Array:
@@ -163,23 +180,28 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     model = public_model(prior)
     if any(isinstance(layer, nn.LSTM | nn.Embedding) for layer in build_module(model).modules()):
         return [nothing(case, NAME, GRADIENTS, "not attempted: inputs are words, which clients share")], None
-    observed, is_same = _single(case, case.view, model), same_messages(case.view, case.reference)
-    reference = observed if is_same else _single(case, case.reference, model)
-    clients = sorted(set(observed) & set(reference))
+    observed, is_same = _readable(case, case.view, model), same_messages(case.view, case.reference)
+    reference = observed if is_same else _readable(case, case.reference, model)
+    clients = sorted(set(distinguished(observed)) & set(distinguished(reference)))
+    single = all(len(step.members) == 1 for client in clients for step in observed[client])
     local = observed[clients[0]][0].local if clients else None
     rounds = case.budget.rounds
-    games = games_in(case, clients, local, _affordable(case, model, len(clients), rounds)) if clients else []
+    asked = _affordable(case, model, len(clients), rounds if single else SUMS * rounds) if clients else 0
+    games = games_in(case, clients, local, asked) if clients else []
     if not games:
         return [nothing(case, NAME, GRADIENTS, _unseen(case, model, len(clients)))], None
-    asked = sum(len(game.y) for game in games)
     sizes = ", ".join(str(len(game.clients)) for game in games)
-    note = f"{asked} training samples, equally many of each client; groups of {sizes} client(s); baseline: 1 / clients of the group"
+    note = (
+        f"{sum(len(game.y) for game in games)} training samples, equally many of each client; groups of {sizes} client(s); baseline: "
+        "1 / clients of the group"
+    )
     blank = np.concatenate([np.full(len(game.y), 1 / len(game.clients)) for game in games])
+    first_ones = f"the first {rounds} update(s) regressed" if single else f"the first {SUMS * rounds} sums of changing cohorts regressed"
     figures = []
     for metric, words in (
-        (GRADIENTS, f"the first {rounds} update(s) regressed on all samples' gradients together"),
+        (GRADIENTS, f"{first_ones} on all samples' gradients together"),
         (LOSS, "by the lowest loss of a client's last model"),
-    ):
+    )[: 2 if single else 1]:
         named = [
             [by_loss(game, steps, model) if metric == LOSS else by_gradients(game, steps, model, rounds) for game in games]
             for steps in ((observed,) if is_same else (observed, reference))
@@ -196,18 +218,21 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
 
 
 def _unseen(case: Case, model: Model, clients: int) -> str:
-    """Why whose a sample is cannot be asked in this view. Where it has sums over clients, these may show it, and are not read."""
-    few = f"own updates of {clients} client(s) can be read in this view: whose a sample is takes those of two of a group"
+    """Why whose a sample is cannot be asked in this view. Where it has sums over clients, these may show it."""
+    few = f"updates of {clients} client(s) can be told apart in this view: whose a sample is takes those of two of a group"
     has_sums = bool(clients or steps_in(case.view, model.dimension, case) or case.view.select("mean"))
-    return blind(case.view) or unread(case.view, model.dimension) or (f"not attempted: {few}; sums are not read" if has_sums else few)
+    return blind(case.view) or unread(case.view, model.dimension) or (f"not attempted: {few}" if has_sums else few)
 
 
-def _single(case: Case, view: AdversaryView, model: Model) -> dict[int, list[ClientStep]]:
-    """Updates of single clients that do not collude, whose samples are known to the scorer; none under a transform that stays secret."""
+def _readable(case: Case, view: AdversaryView, model: Model) -> dict[int, list[ClientStep]]:
+    """Updates of clients that do not collude, whose samples are known to the scorer: their own, or else sums that they are in; none under
+    a transform that stays secret."""
     if blind(view):
         return {}
-    steps = single_steps(steps_in(view, model.dimension, case, parts=True))
-    return {client: of_client for client, of_client in steps.items() if client in case.truth.data and client not in case.view.coalition}
+    steps = steps_in(view, model.dimension, case, parts=True)
+    known = {client: list(own) for client, own in steps.items() if client in case.truth.data and client not in case.view.coalition}
+    single = single_steps(known)
+    return single if len(single) > 1 else known
 
 
 def _affordable(case: Case, model: Model, clients: int, rounds: int) -> int:

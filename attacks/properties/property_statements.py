@@ -16,13 +16,11 @@ import numpy as np
 from scipy import stats
 
 from ...types import Array
-from ..figures.leakage import Prior, Truth
+from ..figures.leakage import Prior, Truth, is_image
 
 __all__ = ["FEWEST", "PROPERTIES", "Statement", "shares_held", "statements", "who_has"]
 
 FEWEST = 3
-MOST_CHANNELS = 4
-"""Of an image. Maps with more, such as features of images, have no strokes and no width."""
 VARIES = 0.01
 """How improbable the spread of clients' shares must be for random draws from one pool, for the property to vary at all."""
 
@@ -84,10 +82,9 @@ class Statement:
 def statements(prior: Prior) -> list[Statement]:
     """What can be asked about samples of this shape, from auxiliary data alone."""
     stated = []
-    is_image = len(prior.shape) == 3 and min(prior.shape[1:]) > 1 and prior.shape[0] <= MOST_CHANNELS
     is_table = len(prior.shape) == 3 and prior.shape[1] == 1  # one row of values
     for name, (measure, bar) in PROPERTIES.items():
-        if name != "label_0" and not (is_table if name == "value_0" else is_image):
+        if name != "label_0" and not (is_table if name == "value_0" else is_image(prior.shape)):
             continue
         values = measure(prior.x, prior.y)
         bar = float(np.median(values)) if bar is None else bar

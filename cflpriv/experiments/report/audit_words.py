@@ -1,10 +1,11 @@
-"""Words of audits for people: statuses, the least comforting first, and figures."""
+"""Words of audits for people: statuses, the least comforting first, figures, and what would reduce them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["ACTIVE_STATUS", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words"]
+__all__ = ["ACTIVE_STATUS", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words", "remedy_of"]
 
+Kept = TypeVar("Kept")
 STATUS = {
     "leaks": "leaks", "evidence_doubtful": "evidence doubtful", "inconclusive": "inconclusive", "not_validated": "not validated",
     "not_attempted": "not attempted", "at_baseline": "at baseline", "not_applicable": "not applicable",
@@ -53,3 +54,8 @@ def metric_words(cell: Mapping[str, Any]) -> str:
 def least_comforting(statuses: Iterable[str]) -> str:
     """The first of these in `ORDER`."""
     return min(statuses, key=ORDER.index)
+
+
+def remedy_of(remedies: Mapping[str, Kept], attack: str, metric: str) -> Kept | None:
+    """What would reduce a figure: its own entry, by "attack/metric", or else that of its attack; None without either."""
+    return remedies.get(f"{attack}/{metric}", remedies.get(attack))

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...streams import readable
 from .answer import Answer
 from .answers import subject_of
+from .audit_words import remedy_of
 from .leak_answers import leaks_in
 from .run_files import RunFiles
 from .run_names import adversary_words
@@ -71,8 +72,8 @@ def _useless(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer]
 
 def _leaking(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], at: Place) -> Step | None:
     for adversary, leak in leaks_in(subject.audited).items():
-        remedy = subject.audited.about.remedies.get(str(leak["attack"]))
-        if remedy is not None:
+        remedy = remedy_of(subject.audited.about.remedies, str(leak["attack"]), str(leak["metric"]))
+        if remedy is not None and remedy[1]:
             command = _run(subject, at, *remedy[1], to="protected")
             return Step(f"Against the leak to {adversary_words(adversary)}: {remedy[0]}", command)
     return None

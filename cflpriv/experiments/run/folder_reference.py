@@ -196,7 +196,7 @@ FILES = (
             "verdicts": "For each adversary one sentence, and what would reduce the leak.",
             "risks": "The leaks by risk: singling out, linkability, inference.",
             "about": "Software, date, digests of run and data, budget, seeds, adversaries, attacks, and what was not run.",
-            "remedies_accepted": "For each attack the first remedy that the configuration accepts: `words`, `changes`.",
+            "remedies_accepted": "By attack or attack/metric the first remedy that the configuration accepts: `words`, `changes`.",
             "remedies_measured": "With `--measure-remedies`: each leak before and after its remedy.",
             "most_exposed": "Training samples that a leaking membership attack singles out: `client`, `row` of its training data, and the "
             "share of samples outside that score as high.",

@@ -1,13 +1,17 @@
 """Remedies that the configuration accepts, and their measurement."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cflpriv.attacks.audit import audit_run
-from cflpriv.attacks.remedies import CANDIDATES, accepted_remedies
+from cflpriv.attacks.figures.leakage import Cell
+from cflpriv.attacks.figures.payloads import ENTRIES
+from cflpriv.attacks.figures.verdicts import verdicts_of
+from cflpriv.attacks.remedies import CANDIDATES, WITHOUT, accepted_remedies
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
 from cflpriv.experiments.run.folder import run_experiment
@@ -48,7 +52,7 @@ def accepted(path: Path) -> dict[str, Any]:
 def test_each_remedy_is_accepted_and_changes_something(tmp_path: Path, algorithm: str) -> None:
     path = settings_file(tmp_path, algorithm)
     plain, remedies = load_config(path), accepted(path)
-    assert set(remedies) == set(CANDIDATES)
+    assert set(remedies) == {*CANDIDATES, *WITHOUT}
     for remedy in remedies.values():
         if remedy.changes:
             assert load_config(path, remedy.changes) != plain
@@ -62,6 +66,31 @@ def test_no_remedy_is_what_the_run_has(tmp_path: Path) -> None:
 
 def test_secure_sums_are_no_remedy_for_models_that_members_are_sent(tmp_path: Path) -> None:
     assert not any("secagg" in change for change in accepted(settings_file(tmp_path, "fedfomo"))["label_inference"].changes)
+
+
+def test_secure_sums_are_no_remedy_where_the_first_round_refuses_them(tmp_path: Path) -> None:
+    """FedSoft's default smoother lets one client be nearly all of a centre."""
+    path = settings_file(tmp_path, "fedsoft")
+    path.write_text(path.read_text(encoding="utf-8").replace('name = "fedsoft"', 'name = "fedsoft"\nk = 2'), encoding="utf-8")
+    assert not any("secagg" in change for remedy in accepted(path).values() for change in remedy.changes)
+
+
+def test_of_compared_vectors_and_reports_no_remedy_is_promised() -> None:
+    """Secure sums leave them in the open: a remedy of the attack that hides updates would not lower these figures."""
+    read = [(entry.operation == "mean", set(entry.part.split("|"))) for entry in ENTRIES if "likeness" in entry.readers]
+    summed, others = (set().union(*(parts for is_mean, parts in read if is_mean is wanted)) for wanted in (True, False))
+    named = {figure.removeprefix("likeness/").removesuffix("_group_accuracy") for figure in WITHOUT}
+    assert {name.rpartition("_")[2] for name in named} == others
+    assert not summed & named
+
+
+def test_a_figure_without_a_remedy_has_the_reason_in_the_verdict(tmp_path: Path) -> None:
+    remedies = {name: entry.line for name, entry in accepted(settings_file(tmp_path, "pacfl")).items()}
+    leak = Cell("likeness", "server", "none", "rows_group_accuracy", 1.0, None, None, 0.5, 1.0, "leaks", seeds=(0,))
+    (verdict,) = verdicts_of([leak], remedies)
+    assert verdict.reduces.startswith("no setting: clusters are found from these vectors")
+    (other,) = verdicts_of([replace(leak, metric="update_group_accuracy")], remedies)
+    assert "--set" in other.reduces
 
 
 @pytest.mark.slow

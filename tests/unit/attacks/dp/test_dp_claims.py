@@ -9,9 +9,10 @@ from dp_games import DELTA
 from scipy import stats
 
 from benchmarks.dp_audits import claimed, false_or_found, ratios
-from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_p_value
+from cflpriv.attacks.dp.dp_audit import CONFIDENCE, FAULT, audit_claim, audit_p_value, is_refuted
 from cflpriv.attacks.dp.dp_claims import (
     STEPS,
+    AreaCounts,
     NoiseClaim,
     ThresholdCounts,
     claim_of_clients,
@@ -95,6 +96,39 @@ def test_the_tail_is_that_of_ranks_under_the_law_that_reveals_most() -> None:
         assert p == pytest.approx(float((beyond >= count).mean()), abs=6e-3)
 
 
+def test_the_area_is_that_of_ranks_under_the_law_that_reveals_most() -> None:
+    # by simulation: how often 40 scores have so large a sum of counts beyond the 5th, 15th and 25th of 30, at the trade-off function itself
+    claim, rng = NoiseClaim((gaussian(0.8),), DELTA), np.random.default_rng(0)
+    out, inside = np.sort(rng.normal(size=(50_000, 30)), axis=1), rng.normal(size=(50_000, 40)) + 1 / 0.8
+    summed = sum((inside > out[:, [-rank]]).sum(axis=1) for rank in (5, 15, 25))
+    for count in np.quantile(summed, [0.5, 0.8, 0.95]):
+        p = AreaCounts((5, 15, 25), 30, 40, int(count), 1.0).p_value(claim, 1.0)
+        assert p == pytest.approx(float((summed >= int(count)).mean()), abs=0.06)  # 999 draws: four deviations
+
+
+def test_the_area_is_asked_of_scores_of_many_values_alone() -> None:
+    rng = np.random.default_rng(0)
+    coins = rng.random(400) < 0.5
+    choice = NoiseClaim((ChoiceEvent(3.0, "add_remove", "sample"),), DELTA)
+    for claim, tests in ((choice, 3), (NoiseClaim((gaussian(1.0),), DELTA), 4)):
+        counts = counts_of(rng.normal(size=400), coins, claim)
+        assert len(counts) == tests
+        assert sum(count.error for count in counts) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("inside", [1, 5, 6, 17, 40])
+@pytest.mark.parametrize("out", [1, 6, 30])
+def test_few_canaries_are_counted_too(out: int, inside: int) -> None:
+    """Also where there are fewer scores than thresholds; scores that tell all canaries apart are beyond each of them."""
+    counts = counts_of(np.arange(float(out + inside)), np.arange(out + inside) >= out, NoiseClaim((gaussian(1.0),), DELTA))
+    area = counts[-1]
+    assert isinstance(area, AreaCounts)
+    assert list(area.ranks) == sorted(set(area.ranks))
+    assert 1 <= area.ranks[0] <= area.ranks[-1] <= out
+    assert area == area.best
+    assert 0 < area.p_value(NoiseClaim((gaussian(1.0),), DELTA), 1.0) <= 1
+
+
 def test_equal_scores_show_nothing_and_coins_alone_neither() -> None:
     claim = NoiseClaim((gaussian(1.0),), DELTA)
     coins = np.random.default_rng(0).random(4000) < 0.5
@@ -109,21 +143,24 @@ def test_a_bound_is_the_price_of_the_least_noise_that_is_refuted() -> None:
     scores, coins = told_apart(claim, 4000, 0)
     counts = counts_of(scores, coins, claim)
     bound = epsilon_refuted(counts, claim, 0.05)
-    factors = 2 ** ((np.arange(-60, 120) + 0.5) / STEPS)
-    refuted = [factor for factor in factors if claim_p_value(counts, claim, factor) <= 0.05]
-    assert bound == pytest.approx(claim.epsilon_at(min(refuted)))
-    assert refuted == [factor for factor in factors if factor >= min(refuted)], "more noise would show less"
+    steps = np.arange(-STEPS // 4, STEPS // 2)
+    least = next(step for step in steps if claim.epsilon_at(2 ** ((step + 0.5) / STEPS)) <= bound * (1 + 1e-9))
+    assert bound == pytest.approx(claim.epsilon_at(2 ** ((least + 0.5) / STEPS)))
+    around = [least - 40, least - 10, least - 1, least, least + 1, least + 10, least + 40]
+    refuted = [claim_p_value(counts, claim, 2 ** ((step + 0.5) / STEPS)) <= 0.05 for step in around]
+    assert refuted == [False] * 3 + [True] * 4, "more noise would show less"
     assert claim.epsilon_at(0.5) == epsilon_of(scaled(claim.events, 0.5), DELTA)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.8, FAULT])
 def test_a_bound_is_above_the_claim_exactly_where_p_is_small(share: float) -> None:
     claim = claimed("mean", 2.0)
-    for seed in range(12):
+    for seed in range(4):
         scores, coins = told_apart(claim, 2000, seed, share)
         result = audit_claim(scores, coins, claim)
         assert (result.epsilon > claim.epsilon) == (result.p <= 1 - CONFIDENCE)
         assert result.p == audit_p_value(scores, coins, claim)
+        assert is_refuted(scores, coins, claim) == (result.p <= 1 - CONFIDENCE)
         assert result.of_claim is not None
         assert result.epsilon == max(result.of_claim, result.of_guesses) <= result.ceiling
 

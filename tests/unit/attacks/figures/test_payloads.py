@@ -70,6 +70,24 @@ def test_every_part_is_described_and_read_or_named(algorithm: str, protections: 
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("adversary", ["client", "released"])
+def test_of_a_single_round_the_trained_model_is_missing_in_the_record(adversary: str) -> None:
+    """Clients are sent the initial model alone; whoever gets the trained one is not to be told that there is nothing to see."""
+    tree: dict[str, Any] = {
+        "data": {"clients": 4, "samples_per_client": 10}, "algorithm": {"name": "fedavg"}, "model": {"name": "linear"},
+        "training": {"rounds": 1, "weights": "equal"}, "protection": {"sum": "secagg"}, "run": {"record": "full"},
+    }  # fmt: skip
+    run = start(parse_config(tree))
+    before = list(run.federation.transcript.messages)
+    advance(run)
+    view = view_of(run.federation.transcript.messages, adversary, {})
+    assert unread(view, ATTACKS.names()) == ("compute parameters: the models after the last round",)
+    untrained = [message for message in run.federation.transcript.messages if message.operation == "compute"]
+    assert not depends_on_data(view_of([*before, *untrained], adversary, {}))
+    run.simulated.close()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_buckets_of_a_robust_rule_are_described() -> None:
     """The randomness that deals buckets is of no data, and their means are read."""
     messages = messages_of("fedavg", PROTECTIONS[-1])

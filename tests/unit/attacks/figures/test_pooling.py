@@ -353,3 +353,14 @@ def test_planted_leaks_are_seldom_at_the_baseline(size: float) -> None:
         found.append(pooled(cells)[0].status)
     assert found.count("leaks") >= 190
     assert "at_baseline" not in found
+
+
+@pytest.mark.parametrize(
+    ("shape", "word"), [((1, 28, 28), "image"), ((3, 8, 8), "image"), ((81, 7, 7), "sample"), ((1, 1, 43), "sample"), ((5,), "sample")]
+)
+def test_feature_maps_and_tables_are_no_images(shape: tuple[int, ...], word: str) -> None:
+    made = Cell("a", "server", "none", "mean_image_cosine", *(None,) * 5, "not_applicable", note="the mean auxiliary image")
+    (worded,) = leakage.in_words_of(shape, [made])
+    assert worded.metric == f"mean_{word}_cosine"
+    assert worded.note == f"the mean auxiliary {word}"
+    assert np.isnan(leakage.ssim(np.zeros(shape), np.zeros(shape))) == (word == "sample")

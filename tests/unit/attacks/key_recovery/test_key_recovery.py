@@ -227,7 +227,7 @@ def test_a_shared_permutation_is_broken() -> None:
     assert found["coordinates_exact"].value is not None
     assert found["coordinates_exact"].value > 0.5
     (opened,) = recovered_figures(scene_of_kind("permutation"), "server+1").values()
-    assert opened.status == "nothing_to_see"  # a colluder has the key: label inference reads clear updates
+    assert opened.status == "not_applicable"  # a colluder has the key: label inference reads clear updates
 
 
 @pytest.mark.slow
@@ -364,10 +364,10 @@ def test_auxiliary_data_without_some_label_is_not_attempted() -> None:
 
 
 @pytest.mark.slow
-def test_secure_sums_and_open_runs_are_nothing_to_see() -> None:
+def test_secure_sums_and_open_runs_have_no_key_to_recover() -> None:
     for kind in ("secagg", "none"):
         (only,) = recovered_figures(scene_of_kind(kind)).values()
-        assert only.status == "nothing_to_see"
+        assert only.status == "not_applicable"
 
 
 @pytest.mark.slow

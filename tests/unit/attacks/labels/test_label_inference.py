@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from cflpriv.attacks.evidence.clipped import clipped_probabilities
 from cflpriv.attacks.evidence.fresh_runs import case_of, fresh_scene
 from cflpriv.attacks.evidence.sums import means_in, sums_in
 from cflpriv.attacks.evidence.updates import asked_in, public_model, steps_in
-from cflpriv.attacks.figures.significance import RATE, chance_of_renaming
+from cflpriv.attacks.figures.significance import RATE, chance_of_reading, chance_of_renaming
 from cflpriv.attacks.labels.label_inference import LabelGuess, chance_of_clusters, class_probabilities, set_chance, share_chance, shares_of
 from cflpriv.data import DataSpec, build_population
 from cflpriv.engine import Streams, TaskInput
@@ -40,6 +41,40 @@ def test_a_renaming_is_as_probable_as_all_of_them_say() -> None:
     assert chance_of_renaming(np.tile(centre, (6, 1)), true, centre, rng) == 1.0
     uneven = np.array([0.7, 0.1, 0.1, 0.1])
     assert chance_of_renaming(np.tile(uneven, (6, 1)), true, uneven, rng) == 1.0, "what the prior says is nobody's luck"
+
+
+def test_a_reading_is_as_probable_as_all_that_no_leak_distinguishes() -> None:
+    """By brute force: three names in six orders, and the two clients of the first group dealt again or not."""
+    rng, groups, centre = np.random.default_rng(3), np.array([0, 0, 1]), np.full(3, 1 / 3)
+    true = rng.dirichlet(np.ones(3), 3)
+    guessed = (true + rng.dirichlet(np.ones(3), 3)) / 2
+    own = float(np.abs(guessed - true).sum())
+    errors = [
+        float(np.abs(guessed - true[list(order)][:, list(names)]).sum())
+        for order in ((0, 1, 2), (1, 0, 2)) for names in permutations(range(3))
+    ]  # fmt: skip
+    share = np.mean(np.array(errors) <= own + 1e-9)
+    assert chance_of_reading(guessed, true, centre, groups, rng) == pytest.approx(share, abs=0.03)
+
+
+def test_eight_clients_of_two_groups_are_no_eight_proofs() -> None:
+    """Two labels of ten and two others: one name in 1260 is right for all clients, and a test over clients would say 10⁻⁹ and less."""
+    true = np.repeat(np.eye(10)[[0, 2]] / 2 + np.eye(10)[[1, 3]] / 2, 4, axis=0)
+    groups, rng = np.repeat([0, 1], 4), np.random.default_rng(0)
+    p = chance_of_reading(true, true, np.full(10, 0.1), groups, rng)
+    assert p == pytest.approx(1 / 1260, rel=0.9)
+    uneven = true + 0.1 * np.array([1, -1] + [0] * 8) * np.array([1, 2, 3, 4, 0, 0, 0, 0])[:, None]
+    assert chance_of_reading(uneven, uneven, np.full(10, 0.1), groups, rng) <= p, "clients of a group that differ are further evidence"
+
+
+def test_groups_that_are_read_by_luck_are_seldom_a_leak() -> None:
+    """Each group is guessed by chance, all of its clients alike. Of 200 such runs 5 % at most have p below 5 %, with three deviations."""
+    rng, groups = np.random.default_rng(0), np.repeat(np.arange(4), 3)
+    shown = 0
+    for _ in range(200):
+        true, guessed = (np.repeat(rng.permuted(np.tile([0.5, 0.5, 0.0, 0.0, 0.0], (4, 1)), axis=1), 3, axis=0) for _ in range(2))
+        shown += chance_of_reading(guessed, true, np.full(5, 0.2), groups, rng) < 0.05
+    assert shown <= 200 * 0.05 + 3 * np.sqrt(200 * 0.05 * 0.95)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflpriv.attacks.adversary import AdversaryView
+from cflpriv.attacks.evidence.reported_losses import losses_reported
 from cflpriv.attacks.evidence.updates import public_model
-from cflpriv.attacks.labels.reported_scores import counts_reported, losses_reported, shares_by_losses
+from cflpriv.attacks.labels.reported_scores import counts_reported, shares_by_losses
 from cflpriv.attacks.membership.member_scores import confidences
 from cflpriv.contract.transcript import Message
 

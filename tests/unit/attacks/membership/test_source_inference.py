@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from attack_scenes import case, config, figures_of, unrelated
 
-from cflpriv.attacks.membership.source_inference import SourceGame, chance_of_sources, coefficients, games_in
+from cflpriv.attacks.evidence.updates import ClientStep
+from cflpriv.attacks.membership.source_inference import SourceGame, chance_of_sources, coefficients, distinguished, games_in
 from cflpriv.types import Array
 
 source_figures = partial(figures_of, "source_inference")
@@ -62,10 +63,27 @@ def test_a_sample_is_given_to_its_client_in_the_clear_and_by_a_member() -> None:
     assert member[GRADIENTS].status == "leaks", member[GRADIENTS].line()
 
 
+def test_sums_over_changing_cohorts_show_whose_a_sample_is() -> None:
+    """A sample is in the sums of the rounds in which its client takes part. Of the clients' updates by themselves the server sees none."""
+    data = {"groups": [[0, 1, 2, 3]], "clients": 8, "samples_per_client": 30}
+    seen = source_figures(
+        case(config({"name": "fedavg"}, {"sum": "secagg"}, data=data, training={"rounds": 20, "batch_size": 0, "participation": 0.5}))
+    )
+    assert set(seen) == {GRADIENTS}
+    assert seen[GRADIENTS].status == "leaks", seen[GRADIENTS].line()
+    assert (seen[GRADIENTS].value or 0.0) > 3 / 8
+
+
+def test_clients_that_are_always_summed_together_are_not_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    sums = [ClientStep(rng.standard_normal(3), rng.standard_normal(3), members) for members in ((0, 1, 2), (0, 1, 3), (0, 1))]
+    assert distinguished({client: [step for step in sums if client in step.members] for client in range(4)}) == [2, 3]
+
+
 def test_sums_and_views_of_others_say_nothing() -> None:
     summed = source_figures(case(config({"name": "fedavg"}, {"sum": "secagg"}, data=WHOLE)))[GRADIENTS]
     assert summed.status == "not_attempted"
-    assert "sums are not read" in summed.note
+    assert "of 0 client(s) can be told apart" in summed.note
     blind = source_figures(case(config({"name": "fedavg"}, {"sum": "haar"}, data=WHOLE)))[GRADIENTS]
     assert blind.status == "not_attempted"
     strange = source_figures(unrelated(config({"name": "fedavg"}, data={"clients": 8, "groups": [[0, 1], [2, 3]]}, training={"rounds": 1})))
