@@ -109,6 +109,10 @@ class SecaggClientSum:
             self._store.keep(name, machine, secagg.Client.to_bytes)
         return m.Stepped(answer)
 
+    def reads(self, ask: m.SumStep) -> bool:
+        """Whether this step reads the client's value."""
+        return isinstance(decode_server(ask.message), Deliver)
+
     def _record(self, kind: SumKind) -> SumRecord:
         """The client's record of its sums of values, or of counts."""
         record, session = self._store.load(RECORDS[kind], SumRecord.from_bytes), self._store.get("session") or b""

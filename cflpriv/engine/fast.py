@@ -1,5 +1,6 @@
 """Choose the fastest method for a model and a chunk of clients, from measurements."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "stacked_form", "train"]
+__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "may_span", "stacked_form", "train"]
 
 # vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -124,9 +125,7 @@ def _check_precision(model: Model, options: Options, device: Device) -> None:
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or not _is_network(model):
-        return False
-    if options.augment:
+    if not _spannable(model, options):
         return False
     width = int(torch.tensor(model.shape).prod())
     # Poisson batches, even if full by chance, are of another number and divided by another size
@@ -134,6 +133,16 @@ def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
         client.correction is None and not client.expected and len(client.y) < width and all(len(b) == len(client.y) for b in client.batches)
         for client in clients
     )  # fmt: skip
+
+
+def may_span(model: Model, samples: int, batch: int, options: Options) -> bool:
+    """Whether a client of so many samples may be trained in their span, without its update ever being formed."""
+    return (batch or samples) >= samples and samples < math.prod(model.shape) and _spannable(model, options)
+
+
+def _spannable(model: Model, options: Options) -> bool:
+    plain = options.optimizer == "sgd" and not (options.maml_lr or options.clip_norm or options.pull or options.augment)
+    return plain and not any(options.frozen) and _is_network(model)
 
 
 def _is_network(model: Model) -> bool:

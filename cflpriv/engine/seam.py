@@ -10,7 +10,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Parts
 from .device import Device
 
-__all__ = ["Deferred", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
+__all__ = ["Deferred", "Later", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
 
 Result = dict[str, Any]
 """The named results of a task on one client: arrays, or what `numpy.asarray` makes one of."""
@@ -82,10 +82,23 @@ class Deferred:
         return Deferred(self.first, self.second.bound(data)) if hasattr(self.second, "bound") else self
 
 
+@dataclass(frozen=True)
+class Later:
+    """The shape and dtype of a large array of a result, before the result is computed."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize
+
+
 class Task(Protocol):
     """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may
     leave the client; `keeps` names those that stay in the client's memory. A task whose values weigh clients inside themselves declares by
-    how much as `spread` (`federation.values.spread_of`)."""
+    how much as `spread` (`federation.values.spread_of`). A task whose large results can wait has `later(task_input)`: the result with
+    `Later` in place of large arrays, or None where a result cannot be told before it is computed."""
 
     @property
     def parts(self) -> Parts: ...

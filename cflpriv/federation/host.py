@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..contract.portions import fits
 from ..errors import InputError, TrainingDiverged
 from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.orthonormal import Transform
 from ..types import Array
 from . import messages as m
+from .postponed import Postponed
 from .values import SharedWork
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
@@ -32,10 +34,11 @@ _BATCH_BYTES = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class RunTask:
-    """Asks for the result of `task` on `given`, which may be computed together with that of other clients."""
+    """Asks for the result of `task` on `given`, which may be computed together with that of other clients. `now`: it is not put off."""
 
     task: Any
     given: "TaskInput"
+    now: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,13 @@ class Party(Protocol):
 
 
 class ClientHost:
-    """Runs the parties of one place. Each has its own settings, store and ledger; `engine` computes for all."""
+    """Runs the parties of one place. Each has its own settings, store and ledger; `engine` computes for all.
+
+    With `postpones` large results that would not fit into memory together are computed when they are asked for. An error of a client's
+    computation then comes as late.
+    """
+
+    postpones = False
 
     def __init__(self, parties: Mapping[int, Party], engine: "Engine | None" = None) -> None:
         self.parties = parties
@@ -106,6 +115,8 @@ class ClientHost:
 
     def _run(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any]:
         """Run one task for all clients that ask for it. If it fails, run it client by client, so that each has its own result or error."""
+        if (postponed := self._postponed(jobs)) is not None:
+            return postponed
         try:
             results = self.engine.run(jobs[0][1].task, [job.given for _, job in jobs])
         except Exception as error:
@@ -113,6 +124,23 @@ class ClientHost:
                 return {jobs[0][0]: error}
             return {place: result for job in jobs for place, result in self._run([job]).items()}
         return {place: result for (place, _), result in zip(jobs, results, strict=True)}
+
+    def _postponed(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any] | None:
+        """The results of a task, to be computed when they are asked for; None where they are computed now."""
+        task, later = jobs[0][1].task, getattr(jobs[0][1].task, "later", None)
+        if not self.postpones or jobs[0][1].now or later is None or (like := later(jobs[0][1].given)) is None:
+            return None
+        if fits(len(jobs), sum(part.nbytes for name, part in like.items() if name in task.parts)):
+            return None
+        results: dict[int, Any] = {}
+        for place, job in jobs:
+            if (declared := later(job.given)) is None:
+                return None
+            results[place] = {
+                name: part if isinstance(part, np.ndarray) else Postponed(task, job.given, name, part, self.engine)
+                for name, part in declared.items()
+            }
+        return results
 
 
 def received(who: str, party: Party, data: bytes) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..engine import Deferred, Device, Result, TaskInput, fast
+from ..engine import Deferred, Device, Later, Result, TaskInput, fast
 from ..engine.clipped_sums import LARGEST_BLOCK, block_size
 from ..engine.device import cpu_in_use, tensor, using
 from ..engine.losses import loss_of
@@ -361,6 +361,17 @@ class Train:
                     adam.step()
                     adam.zero_grad()
 
+    def later(self, task_input: TaskInput) -> Result | None:
+        """The result with its vectors still to compute. None where clients that diverge have no result, and where updates are small
+        because they are in the span of the samples."""
+        start = task_input.array("model")
+        if self.on_divergence == "skip" or self.shares or start.dtype != np.dtype(self.model.dtype):
+            return None
+        if fast.may_span(self.model, len(task_input.data.y_train), self.batch_size, self._options):
+            return None
+        vector = Later(start.shape, start.dtype.str)
+        return {"update": vector, "count": np.array(float(len(task_input.data.y_train))), "trained": vector}
+
     def cost(self, task_input: TaskInput) -> int:
         return self.epochs * len(task_input.data.y_train)
 
@@ -557,6 +568,13 @@ class Gradient:
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         gradients = slopes(loss_of(self.model.loss, module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
+
+    def later(self, task_input: TaskInput) -> Result | None:
+        """The result with its vector still to compute. None where clients that diverge have no result."""
+        if self.on_divergence == "skip":
+            return None
+        count = np.array(float(len(task_input.data.y_train)))
+        return {"gradient": Later((self.model.dimension,), np.dtype(self.model.dtype).str), "count": count}
 
     def cost(self, task_input: TaskInput) -> int:
         return len(task_input.data.y_train)
