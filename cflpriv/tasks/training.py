@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..engine import Deferred, Device, Later, Result, TaskInput, fast
+from ..engine import Deferred, Device, Later, Result, RunNow, TaskInput, fast
 from ..engine.clipped_sums import LARGEST_BLOCK, block_size
 from ..engine.device import cpu_in_use, tensor, using
 from ..engine.losses import loss_of
@@ -361,16 +361,21 @@ class Train:
                     adam.step()
                     adam.zero_grad()
 
-    def later(self, task_input: TaskInput) -> Result | None:
-        """The result with its vectors still to compute. None where clients that diverge have no result, and where updates are small
-        because they are in the span of the samples."""
-        start = task_input.array("model")
-        if self.on_divergence == "skip" or self.shares or start.dtype != np.dtype(self.model.dtype):
+    @property
+    def large_bytes(self) -> int:
+        return _vector_of(self.model).nbytes
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """None where clients that diverge have no result, and where updates are small because they are in the span of the samples."""
+        counts, vector = [len(task_input.data.y_train) for task_input in inputs], _vector_of(self.model)
+        if self.on_divergence == "skip" or self.shares or any(task_input.array("model").dtype.str != vector.dtype for task_input in inputs):
             return None
-        if fast.may_span(self.model, len(task_input.data.y_train), self.batch_size, self._options):
+        if any(fast.may_span(self.model, count, self.batch_size, self._options) for count in set(counts)):
             return None
-        vector = Later(start.shape, start.dtype.str)
-        return {"update": vector, "count": np.array(float(len(task_input.data.y_train))), "trained": vector}
+        return [
+            ({"update": vector, "count": np.array(float(count)), "trained": vector}, task_input)
+            for count, task_input in zip(counts, inputs, strict=True)
+        ]
 
     def cost(self, task_input: TaskInput) -> int:
         return self.epochs * len(task_input.data.y_train)
@@ -519,6 +524,10 @@ class Train:
         return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
 
 
+def _vector_of(model: Model) -> Later:
+    return Later((model.dimension,), np.dtype(model.dtype).str)
+
+
 @contextmanager
 def listening(module: nn.Module, seen: list[torch.Tensor]) -> Iterator[None]:
     """While inside, what the module's last linear layer takes is appended to `seen` at every pass. `InputError` if there is none."""
@@ -569,12 +578,16 @@ class Gradient:
         gradients = slopes(loss_of(self.model.loss, module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
 
-    def later(self, task_input: TaskInput) -> Result | None:
-        """The result with its vector still to compute. None where clients that diverge have no result."""
+    @property
+    def large_bytes(self) -> int:
+        return _vector_of(self.model).nbytes
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """None where clients that diverge have no result."""
         if self.on_divergence == "skip":
             return None
-        count = np.array(float(len(task_input.data.y_train)))
-        return {"gradient": Later((self.model.dimension,), np.dtype(self.model.dtype).str), "count": count}
+        vector = _vector_of(self.model)
+        return [({"gradient": vector, "count": np.array(float(len(each.data.y_train)))}, each) for each in inputs]
 
     def cost(self, task_input: TaskInput) -> int:
         return len(task_input.data.y_train)
