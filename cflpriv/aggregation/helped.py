@@ -14,7 +14,7 @@ import msgspec
 from ..federation import messages as m
 from ..federation.protections import ServerParts
 from ..protocols.errors import RemoteError
-from ..protocols.one_message import Contribution, accept, upload
+from ..protocols.one_message import Contribution, HelpedTerms, accept, upload
 from ..protocols.secagg import SumRecord
 from .helped_sums import HelpedSums
 from .secagg import RECORDS, SecaggClientSum, SecaggServerSum
@@ -46,11 +46,13 @@ class HelpedClientSum(SecaggClientSum):
         if accepted.terms.slot != ask.slot:
             raise RemoteError("wrong-slot")
         self._store.put("last-slot", ask.slot[0].to_bytes(8, "big") + ask.slot[1].to_bytes(8, "big"))
-        vector, weight, blank = self._weighed(ask, accepted.terms)
-        contribution = Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)
-        data, _ = upload(accepted, settings.identity, policy, record, contribution, self._entropy)
+        data, _ = upload(accepted, settings.identity, policy, record, self._contribution(ask, accepted.terms), self._entropy)
         self._store.keep(RECORDS[ask.kind], record, SumRecord.to_bytes)
         return m.Stepped(data)
+
+    def _contribution(self, ask: m.SumStep, terms: HelpedTerms) -> Contribution:
+        vector, weight, blank = self._weighed(ask, terms)
+        return Contribution(vector, weight, is_levels=ask.noise is not None, is_blank=blank)
 
 
 class HelpedServerSum(SecaggServerSum):

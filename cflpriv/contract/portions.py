@@ -12,10 +12,10 @@ from typing import TypeVar
 __all__ = ["LARGEST_COHORT_BYTES", "PORTION_BYTES", "fits", "in_portions", "largest_cohort"]
 
 LARGEST_COHORT_BYTES = 1 << 31
-"""Values of all clients together that are held at once; on a machine with little memory, an eighth of it."""
+"""Values of all clients together that are held at once; on a machine with little memory, `MEMORY_SHARE` of it."""
 PORTION_BYTES = 1 << 26
 """Values of one portion. One client's may be larger."""
-MEMORY_SHARE = 8
+MEMORY_SHARE = 1 / 8
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def _memory() -> int:
 
 def largest_cohort() -> int:
     """The bytes of all clients' values that are held at once."""
-    return min(LARGEST_COHORT_BYTES, _memory() // MEMORY_SHARE or LARGEST_COHORT_BYTES)
+    return min(LARGEST_COHORT_BYTES, round(_memory() * MEMORY_SHARE) or LARGEST_COHORT_BYTES)
 
 
 def fits(count: int, nbytes: int) -> bool:

@@ -35,6 +35,7 @@ FEWEST_FOR_VMAP = 4
 """Below this many clients torch's vmap is slower than the loop."""
 STACKED_PARAMETERS = 700_000
 """A chunk has about this many parameters in all: more, and a step is spent waiting for memory."""
+FEWEST_STACKED = 2
 MOST_STACKED = 64
 """A chunk has at most so many clients: of tiny networks more gain little (2410 parameters: 16, 64 and 256 take 1.45, 1 and 0.91)."""
 MOST_STACKED_IMAGES = 16
@@ -57,11 +58,13 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     if device.kind == "cuda" and (way := _way(model, FEWEST_FOR_VMAP, plain, device)) is not None:
         needed = client_bytes(way, model.shape, dtype_of(model.dtype), plain, batch or samples, samples)
         return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
-    if _is_network(model) and batch >= samples:
+    if batch >= samples and _is_network(model):
         return span_chunk_size(samples, model.layout[0][1][0])
+    if model.dimension >= STACKED_PARAMETERS // FEWEST_STACKED:  # whatever the model is, and a trial would take 20 times its memory
+        return FEWEST_STACKED
     stacked = stacked_form(model)
     most = MOST_STACKED_IMAGES if stacked is not None and stacked.images else MOST_STACKED
-    return max(2, min(most, STACKED_PARAMETERS // model.dimension))
+    return max(FEWEST_STACKED, min(most, STACKED_PARAMETERS // model.dimension))
 
 
 def in_turns(clients: Sequence[T], device: Device) -> Iterator[Sequence[T]]:
@@ -125,14 +128,13 @@ def _check_precision(model: Model, options: Options, device: Device) -> None:
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if not _spannable(model, options):
-        return False
-    width = int(torch.tensor(model.shape).prod())
+    width = math.prod(model.shape)
     # Poisson batches, even if full by chance, are of another number and divided by another size
-    return all(
+    full = all(
         client.correction is None and not client.expected and len(client.y) < width and all(len(b) == len(client.y) for b in client.batches)
         for client in clients
     )  # fmt: skip
+    return full and _spannable(model, options)
 
 
 def may_span(model: Model, samples: int, batch: int, options: Options) -> bool:

@@ -371,7 +371,8 @@ def build_module(model: Model) -> nn.Module:
 @lru_cache(maxsize=64)
 def operations_of(model: Model) -> tuple[Operation, ...] | None:
     """The operations of a model's module; None if it has others than `operations` knows."""
-    return traced(build_module(model), model.shape, dtype_of(model.dtype))
+    module = build_module(model) if _is_own(model) else _without_memory(model).to(dtype_of(model.dtype))
+    return traced(module, model.shape, dtype_of(model.dtype))
 
 
 _FINDINGS: dict[Model, Findings] = {}
@@ -443,4 +444,4 @@ def module_there(model: Model, kind: str) -> nn.Module:
 
 
 def _to_vector(module: nn.Module) -> Array:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).cpu().numpy().copy()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).cpu().numpy()

@@ -132,7 +132,8 @@ def _listed(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> tu
     whole = nn.Sequential(module)  # a layer by itself is then a layer, too
     graph = _Tracer().trace(whole)
     with torch.no_grad():
-        _Shapes(fx.GraphModule(whole, graph)).run(torch.zeros((2, *shape), dtype=dtype))
+        place = next((parameter.device for parameter in module.parameters()), None)  # "meta" takes no memory
+        _Shapes(fx.GraphModule(whole, graph)).run(torch.zeros((2, *shape), dtype=dtype, device=place))
     places = {f"0.{name}": place for place, (name, _) in enumerate(module.named_parameters())}
     made = _List(whole, places)
     for node in graph.nodes:

@@ -157,9 +157,10 @@ class FederationClient:
         waiting = [value for value in held.values() if isinstance(value, Postponed)]
         if not waiting or not self._sums.reads(ask):
             return step(ask)  # type: ignore[no-any-return]
+        made = yield from _computed(waiting)
+        while made:
+            waiting[len(made) - 1].now = made.pop()
         try:
-            for value, made in zip(waiting, (yield from _computed(waiting)), strict=True):
-                value.now = made
             return step(ask)  # type: ignore[no-any-return]
         finally:
             for value in waiting:
@@ -215,7 +216,10 @@ def _computed(waiting: list[Postponed]) -> Generator[RunTask, Any, list[Any]]:
     for value in waiting:
         if id(value.given) not in results:
             results[id(value.given)] = yield RunTask(value.task, value.given, now=True)
-    return [results[id(value.given)][value.part] for value in waiting]
+    made = [results[id(value.given)][value.part] for value in waiting]
+    for result in results.values():
+        result.clear()  # whoever made them keeps the results for a while, and not what is in them
+    return made
 
 
 def _failed(client: int, failures: list[Exception], error: Exception) -> None:

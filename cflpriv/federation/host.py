@@ -138,6 +138,9 @@ class ClientHost:
             return None
         if declared is None:
             return None
+        from ..engine.allocator import return_freed_memory
+
+        return_freed_memory()
         return {
             place: {
                 name: part if isinstance(part, np.ndarray) else Postponed(task, reduced, name, part, self.engine)

@@ -18,7 +18,7 @@ __all__ = ["Postponed", "together"]
 
 
 class Postponed:
-    """One part of the result of `task` on `given`; `numpy.asarray` computes the part. While `now` is set, the part is `now`.
+    """One part of the result of `task` on `given`; `numpy.asarray` computes the part. Where `now` is set, it takes `now`, once.
 
     Not a dataclass: messages would have its fields, not the array.
     """
@@ -35,7 +35,8 @@ class Postponed:
         return int(np.prod(self.shape, dtype=int)) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array = np.asarray(together([self])[0] if self.now is None else self.now)
+        waiting, self.now = self.now, None
+        array = np.asarray(together([self])[0] if waiting is None else waiting)
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -260,7 +260,7 @@ class Train:
         start = task_input.array("model")
         module = self.model.lent(start, training=True)
         parameters = list(module.parameters())
-        velocities = [torch.zeros_like(parameter) for parameter in parameters]
+        velocities = [torch.zeros_like(parameter) for parameter in parameters] if self.momentum else []
         anchor = self._pieces(task_input, "anchor", start) if self.prox else None
         correction = None if self.shares else self._pieces(task_input, "correction", None)
         moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
@@ -355,8 +355,7 @@ class Train:
                     if adam is not None:
                         parameters[i].grad = step
                         continue
-                    velocities[i].mul_(self.momentum).add_(step)
-                    parameters[i].sub_(velocities[i], alpha=self.lr)
+                    parameters[i].sub_(velocities[i].mul_(self.momentum).add_(step) if velocities else step, alpha=self.lr)
                 if adam is not None:
                     adam.step()
                     adam.zero_grad()

@@ -19,6 +19,7 @@ Source: ours; replicated secret sharing of masks after Cramer, Damgård and Isha
 
 from collections.abc import Iterable, MutableMapping, Sequence
 from hashlib import sha256
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -336,10 +337,13 @@ class Helper:
         own, agreed = held(terms, self.number), context(terms)
         if any(number not in own for group in (*message.send, *message.check) for number in group):
             raise RemoteError("not-held")
-        masks = [self._summed_masks(terms, agreed, kept, group) for group in (*message.send, *message.check)]
-        hashes = tuple(sha256(mask).digest() for mask in masks)
-        parts = m.mask_parts(self.number, name, (*message.send, *message.check), hashes)
-        return m.OpenedMasks(self.number, agreed, tuple(masks[: len(message.send)]), hashes, sign(self._identity, m.OPEN, *parts))
+        masks, hashes = list[bytes](), list[bytes]()
+        for place, group in enumerate((*message.send, *message.check)):
+            mask = self._summed_masks(terms, agreed, kept, group)
+            hashes.append(sha256(mask).digest())
+            masks += [mask] if place < len(message.send) else []
+        parts = m.mask_parts(self.number, name, (*message.send, *message.check), tuple(hashes))
+        return m.OpenedMasks(self.number, agreed, tuple(masks), tuple(hashes), sign(self._identity, m.OPEN, *parts))
 
     def _summed_masks(self, terms: HelpedTerms, agreed: bytes, kept: Sequence[_Kept], group: Sequence[int]) -> bytes:
         """The sum of the masks of a group of seeds over the members of a set, as bytes."""
@@ -353,7 +357,7 @@ class Helper:
                 for number in group
             ),
         )
-        return total.tobytes()
+        return cast(bytes, total.view(np.uint8).data)  # hashed and encoded without a copy
 
 
 def _slot(terms: HelpedTerms) -> str:
