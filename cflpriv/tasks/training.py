@@ -364,6 +364,12 @@ class Train:
     def large_bytes(self) -> int:
         return _vector_of(self.model).nbytes
 
+    def laid_out(self, task_input: TaskInput) -> Result:
+        """The layout of the result for all data. Raises `InputError` for a model of another size."""
+        vector = _vector_of(self.model)
+        self.model.checked(task_input.array("model"))
+        return {"update": vector, "count": np.array(0.0), "trained": vector}
+
     def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
         """None where clients that diverge have no result, and where updates are small because they are in the span of the samples."""
         counts, vector = [len(task_input.data.y_train) for task_input in inputs], _vector_of(self.model)
