@@ -32,6 +32,7 @@ def measured(clients: int, protection: str, at_once: bool, hidden: int = HIDDEN)
     if at_once:
         portions.LARGEST_COHORT_BYTES = AT_ONCE
         portions.MEMORY_SHARE = 0.0
+
     def made(clients: Any, width: int) -> Any:
         """A run of which one round is done."""
         sections = {

@@ -13,26 +13,26 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 @cache
 def keep_freed_memory() -> bool:
     """Let the C library keep freed buffers up to 1 GiB for reuse; once a process. False where the C library is not glibc."""
-    return _set(mmap_threshold=1 << 30, trim_threshold=1 << 30)
+    return _set(mmap_threshold=1 << 30, trim_threshold=1 << 30, top_pad=1 << 26)
 
 
 @cache
 def return_freed_memory() -> bool:
-    """Let the C library hand buffers of 1 MiB and more back when they are freed, for good. False where it is not glibc.
+    """Let the C library hand buffers of 256 KiB and more back when they are freed, for good. False where it is not glibc.
 
     Kept buffers of several sizes do not fit each other's places, so that three times as many are held as are in use.
     """
     keep_freed_memory()  # which would undo it
-    if not _set(mmap_threshold=1 << 20, trim_threshold=1 << 26):
+    if not _set(mmap_threshold=1 << 18, trim_threshold=1 << 22, top_pad=1 << 20):
         return False
     ctypes.CDLL(None).malloc_trim(0)  # what is kept already
     return True
 
 
-def _set(mmap_threshold: int, trim_threshold: int) -> bool:
+def _set(mmap_threshold: int, trim_threshold: int, top_pad: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold) and mallopt(_TOP_PAD, 1 << 26))
+    return bool(mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold) and mallopt(_TOP_PAD, top_pad))

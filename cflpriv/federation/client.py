@@ -158,8 +158,8 @@ class FederationClient:
         if not waiting or not self._sums.reads(ask):
             return step(ask)  # type: ignore[no-any-return]
         made = yield from _computed(waiting)
-        while made:
-            waiting[len(made) - 1].now = made.pop()
+        for value in reversed(waiting):
+            value.now = made.pop()  # which nobody else has then
         try:
             return step(ask)  # type: ignore[no-any-return]
         finally:
