@@ -3,8 +3,8 @@
     python -m benchmarks cohorts [CLIENTS ...] [none one_message] [at_once]
 
 An MLP 784-12600-10 of 10 million parameters (38 MiB), eight samples a client, two steps of SGD, FedAvg. The peak is that of the set-up and
-the round, less what imports (a warm-up with a small model) and data take. Each row runs in a process of its own. With `at_once` the round is repeated with all updates in
-memory, for a comparison of results: the models must be equal bit for bit.
+the round, less what imports (a warm-up with a small model) and data take. Each row runs in a process of its own. With `at_once` the round
+is repeated with all updates in memory, for a comparison of results: the models must be equal bit for bit.
 """
 
 import hashlib

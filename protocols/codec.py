@@ -21,7 +21,7 @@ import msgspec
 
 from .errors import MalformedMessage
 
-__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode"]
+__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode", "encode_made"]
 
 HEADER = b"CFLP\x01"
 CHECKSUM_BYTES = 16
@@ -55,8 +55,12 @@ class Codec:
 
     def encode(self, message: msgspec.Struct) -> bytes:
         """The one encoding of `message`."""
+        return self.encode_made(lambda: message)
+
+    def encode_made(self, make: Callable[[], msgspec.Struct]) -> bytes:
+        """The encoding of the message that `make` gives, which is dropped before the encoding is copied: it may be large."""
         body = bytearray(HEADER)
-        self._encoder.encode_into(message, body, len(HEADER))
+        self._encoder.encode_into(make(), body, len(HEADER))
         body += sha256(body).digest()[:CHECKSUM_BYTES]
         return bytes(body)
 
@@ -86,4 +90,4 @@ class Codec:
 
 
 _plain = Codec()
-encode, decode = _plain.encode, _plain.decode
+encode, encode_made, decode = _plain.encode, _plain.encode_made, _plain.decode

@@ -67,7 +67,7 @@ class HelpedParts:
                     answer = decode_from_helper(row, self.terms)
                     if isinstance(answer, OpenedMasks) and helper in self.asked:
                         for group, mask in zip(self.asked[helper], answer.masks, strict=False):
-                            self.masks.setdefault(group, {})[sha256(mask).digest()] = mask
+                            self.masks.setdefault(group, {})[sha256(mask).digest()] = bytes(mask)
         except MalformedMessage:
             pass
 

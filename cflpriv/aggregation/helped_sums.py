@@ -21,7 +21,6 @@ from ..protocols.one_message import HelpedServer, HelpedTerms, Sum, make_terms
 from ..protocols.one_message.messages import announcement_of
 from ..protocols.secagg import Slot, largest_ratio
 from ..protocols.secagg.vectors import vector_length
-from ..types import Array
 from .secure_sums import SendMessages
 from .spoilers import SumRuns
 
@@ -87,7 +86,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
         assert self.roster is not None
         servers = {label: HelpedServer(terms, self.announced, self.roster) for label, terms in groups.items()}
         ended: dict[int, Ended] = {}
-        self._collect(servers, exchange, record)
+        few = self._collect(servers, exchange, record)
         for server in servers.values():
             self.refusals.extend((client, "sum", code) for client, (_, code) in sorted(server.refused.items()))
         outboxes: dict[int, dict[int, bytes]] = {label: self._stepped(servers[label].close, label, servers, ended) for label in servers}
@@ -95,7 +94,11 @@ class HelpedSums(SumRuns[HelpedTerms]):
         stage = "Close"
         while any(outboxes.values()):
             stage = next(stages, stage)
-            arrived = self._ask(servers, outboxes, stage, record)
+            if stage == "Open" and few:
+                self._open_one_by_one(servers, outboxes, record)
+                arrived: dict[int, dict[int, bytes]] = {label: {} for label in outboxes}
+            else:
+                arrived = self._ask(servers, outboxes, stage, record)
             outboxes = {
                 label: self._stepped(partial(servers[label].advance, arrived[label]), label, servers, ended)
                 for label in [label for label, sent in outboxes.items() if sent]
@@ -137,9 +140,10 @@ class HelpedSums(SumRuns[HelpedTerms]):
         self.announced, self.of_round, self.used, self.asked = announced, number, {}, {}
         return announced
 
-    def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> None:
+    def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> bool:
         """Invite the clients, take their uploads and deliver these to the helpers: all at once, or portions of which each is let go.
 
+        Returns whether there were several portions.
         The record is the same in both cases: of a helper's messages that came in portions it has the bytes of all.
         """
         label_of = {client: label for label, server in servers.items() for client in self.asked[server.terms.slot]}
@@ -150,7 +154,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
         largest = max(server.terms.bits // 8 * vector_length(server.terms) for server in servers.values())
         portions = list(self.portions(sorted(label_of), largest))
         uploads: dict[int, dict[int, Any]] = {label: {} for label in servers}
-        delivered = _Joined()
+        delivered = _Joined(let_go=len(portions) > 1)
         try:
             for some in portions:
                 self._take(some, label_of, servers, exchange, uploads, let_go=len(portions) > 1)
@@ -161,6 +165,18 @@ class HelpedSums(SumRuns[HelpedTerms]):
             for label, server in servers.items():
                 self._note(record, "Upload", label, server, uploads[label], list(uploads[label].values()), up=True)
             delivered.write(record)
+        return len(portions) > 1
+
+    def _open_one_by_one(
+        self, servers: Mapping[int, HelpedServer], outboxes: Mapping[int, Mapping[int, bytes]], record: Recorder
+    ) -> None:  # fmt: skip
+        """Ask the helpers to open sums one after the other, so that their masks are not all in memory together."""
+        opened = _Joined(let_go=True)
+        for helper in sorted({helper for outbox in outboxes.values() for helper in outbox}):
+            own = {label: {helper: outbox[helper]} for label, outbox in outboxes.items() if helper in outbox}
+            for label, answers in self._ask(servers, own, "Open", opened).items():
+                servers[label].opened(answers)
+        opened.write(record)
 
     def _take(
         self, some: Sequence[int], label_of: Mapping[int, int], servers: Mapping[int, HelpedServer], exchange: SendMessages,
@@ -240,20 +256,25 @@ class HelpedSums(SumRuns[HelpedTerms]):
 
 
 class _Joined:
-    """Collects what is recorded of messages to and from helpers, and records those of one kind and party as one."""
+    """Collects what is recorded of messages to and from helpers, and records those of one kind and party as one. With `let_go` of their
+    bytes there are the numbers."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[Callable[..., None], list[Array]]] = {}
+    def __init__(self, let_go: bool) -> None:
+        self._let_go = let_go
+        self._kept: dict[tuple[int, str, int], tuple[Callable[..., None], list[Any]]] = {}
 
     def __call__(
         self, kind: str, source: str, target: str, clients: Sequence[int], payload: Any, *, readers: Sequence[str],
         context: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        def written(record: Recorder, whole: Mapping[str, Array]) -> None:
+        def written(record: Recorder, whole: Mapping[str, Any]) -> None:
             record(kind, source, target, clients, whole, readers=readers, context=context)
 
-        self._kept.setdefault(repr((kind, source, context)), (written, []))[1].append(payload["bytes"])
+        assert context is not None
+        data, key = payload["bytes"], (context["group"], kind, context["holder"])
+        self._kept.setdefault(key, (written, []))[1].append(data.nbytes if self._let_go else data)
 
     def write(self, record: Recorder) -> None:
-        for written, pieces in self._kept.values():
-            written(record, {"bytes": np.concatenate(pieces)})
+        """Record all of it, in the order in which messages to all parties go out together."""
+        for _, (written, pieces) in sorted(self._kept.items(), key=lambda item: item[0]):
+            written(record, {"bytes": Passed(sum(pieces)) if self._let_go else np.concatenate(pieces)})

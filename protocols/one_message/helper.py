@@ -19,7 +19,6 @@ Source: ours; replicated secret sharing of masks after Cramer, Damgård and Isha
 
 from collections.abc import Iterable, MutableMapping, Sequence
 from hashlib import sha256
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -175,7 +174,7 @@ class Helper:
             case m.CloseSet():
                 return m.encode(self._close(message.terms, m.names(message.members)))
             case m.OpenSet():
-                return m.encode(self._open(message))
+                return codec.encode_made(lambda: self._open(message))
 
     def _key(self, number: int) -> _Key:
         """The key of a round. Raises `RemoteError` "wrong-round" unless that is the current one."""
@@ -337,7 +336,7 @@ class Helper:
         own, agreed = held(terms, self.number), context(terms)
         if any(number not in own for group in (*message.send, *message.check) for number in group):
             raise RemoteError("not-held")
-        masks, hashes = list[bytes](), list[bytes]()
+        masks, hashes = list[memoryview](), list[bytes]()
         for place, group in enumerate((*message.send, *message.check)):
             mask = self._summed_masks(terms, agreed, kept, group)
             hashes.append(sha256(mask).digest())
@@ -345,7 +344,7 @@ class Helper:
         parts = m.mask_parts(self.number, name, (*message.send, *message.check), tuple(hashes))
         return m.OpenedMasks(self.number, agreed, tuple(masks), tuple(hashes), sign(self._identity, m.OPEN, *parts))
 
-    def _summed_masks(self, terms: HelpedTerms, agreed: bytes, kept: Sequence[_Kept], group: Sequence[int]) -> bytes:
+    def _summed_masks(self, terms: HelpedTerms, agreed: bytes, kept: Sequence[_Kept], group: Sequence[int]) -> memoryview:
         """The sum of the masks of a group of seeds over the members of a set, as bytes."""
         total = np.zeros(vector_length(terms), "<u2" if terms.bits == 16 else "<u4")
         places = {number: 32 * place for place, number in enumerate(held(terms, self.number))}
@@ -357,7 +356,7 @@ class Helper:
                 for number in group
             ),
         )
-        return cast(bytes, total.view(np.uint8).data)  # hashed and encoded without a copy
+        return total.view(np.uint8).data  # hashed and encoded without a copy
 
 
 def _slot(terms: HelpedTerms) -> str:

@@ -157,7 +157,7 @@ class OpenedMasks(msgspec.Struct, frozen=True, array_like=True, tag=9, forbid_un
 
     helper: HelperNumber
     context: Bytes32
-    masks: tuple[bytes, ...]
+    masks: tuple[memoryview, ...]  # of the message that they came in
     hashes: tuple[Bytes32, ...]
     signature: Signature
 

@@ -123,6 +123,8 @@ class HelpedServer:
         self._signatures: dict[int, bytes] = {}
         self._asked: dict[int, tuple[tuple[Group, ...], tuple[Group, ...]]] = {}
         self._votes: dict[Group, dict[int, bytes]] = {}
+        self._heard: set[int] = set()
+        self._settled: dict[Group, bytes] = {}
         self._masks: dict[tuple[Group, bytes], NDArray[Any]] = {}
         self._left = set(range(len(seed_sets(terms.helpers, terms.colluding))))
         self._single: set[int] = set()
@@ -241,6 +243,12 @@ class HelpedServer:
 
     def _read(self, answers: Mapping[int, bytes], kind: type[Any], asked: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
         """The usable answers of the helpers that were asked, and the codes of the others. Who gave none is asked no more."""
+        messages, wrong = self._decoded(answers, kind, asked)
+        self.helpers = tuple(helper for helper in self.helpers if helper in messages or helper not in asked)
+        return messages, wrong
+
+    def _decoded(self, answers: Mapping[int, bytes], kind: type[Any], asked: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
+        """The usable answers of the helpers that were asked, and the codes of the others."""
         messages, wrong = dict[int, Any](), dict[int, str]()
         for helper, data in sorted(answers.items()):
             if helper not in asked:
@@ -252,7 +260,6 @@ class HelpedServer:
                 messages[helper] = message
             except RemoteError as error:
                 wrong[helper] = error.code
-        self.helpers = tuple(helper for helper in self.helpers if helper in messages or helper not in asked)
         return messages, wrong
 
     def _open(self) -> dict[int, bytes]:
@@ -269,18 +276,36 @@ class HelpedServer:
                 if seed in held(self.terms, helper):
                     send[helper].append((seed,))
         self._asked = {helper: (tuple(send[helper]), tuple(check[helper])) for helper in self.helpers if send[helper] or check[helper]}
+        self._votes, self._masks, self._settled, self._heard = {}, {}, {}, set()
         signatures = tuple(m.SetSignature(helper, signature) for helper, signature in sorted(self._signatures.items()))
         members = m.ids(self._members)
         return {helper: m.encode(m.OpenSet(self.terms, members, signatures, *asked)) for helper, asked in self._asked.items()}
 
-    def _opened(self, answers: Mapping[int, bytes]) -> None:
-        messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
-        self._votes, self._masks = {}, {}
-        for helper, message in messages.items():
-            if not self._counted(helper, message):
-                self.helpers = tuple(other for other in self.helpers if other != helper)
+    def opened(self, answers: Mapping[int, bytes]) -> None:
+        """Takes the answers of some helpers to the last messages, before `advance` takes those of the others, so that not all masks are in
+        memory together: a mask that t + 1 helpers confirm is subtracted at once.
+
+        Raises:
+            LocalError: "wrong-stage".
+        """
+        if self.stage != "opening":
+            raise LocalError("wrong-stage")
+        messages, _ = self._decoded(answers, m.OpenedMasks, [helper for helper in self._asked if helper not in self._heard])
+        for helper in list(messages):
+            if self._counted(helper, messages.pop(helper)):
+                self._heard.add(helper)
         for group, votes in self._votes.items():
-            self._settle(group, votes)
+            if group not in self._settled and max(map(list(votes.values()).count, votes.values())) > self.terms.colluding:
+                self._settle(group, votes)
+
+    def _opened(self, answers: Mapping[int, bytes]) -> None:
+        self.opened(answers)
+        self.helpers = tuple(helper for helper in self.helpers if helper in self._heard or helper not in self._asked)
+        for group, votes in self._votes.items():
+            if group in self._settled:
+                self.liars |= {helper for helper, digest in votes.items() if digest != self._settled[group]}
+            else:
+                self._settle(group, votes)
         self._enough_known()
 
     def _counted(self, helper: int, message: m.OpenedMasks) -> bool:
@@ -313,7 +338,8 @@ class HelpedServer:
             self._single |= set(group)
             return
         if (certain or len(votes) == len(asked)) and (group, top) in self._masks:
-            self._total -= self._masks[group, top]
+            self._total -= self._masks.pop((group, top))
+            self._settled[group] = top
             self._left -= set(group)
             self.liars |= {helper for helper, digest in votes.items() if digest != top}
 
