@@ -132,8 +132,7 @@ def _listed(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> tu
     whole = nn.Sequential(module)  # a layer by itself is then a layer, too
     graph = _Tracer().trace(whole)
     with torch.no_grad():
-        place = next((parameter.device for parameter in module.parameters()), None)  # "meta" takes no memory
-        _Shapes(fx.GraphModule(whole, graph)).run(torch.zeros((2, *shape), dtype=dtype, device=place))
+        _Shapes(fx.GraphModule(whole, graph)).run(torch.zeros((2, *shape), dtype=dtype))
     places = {f"0.{name}": place for place, (name, _) in enumerate(module.named_parameters())}
     made = _List(whole, places)
     for node in graph.nodes:
