@@ -55,7 +55,10 @@ class Codec:
 
     def encode(self, message: msgspec.Struct) -> bytes:
         """The one encoding of `message`."""
-        return self.encode_made(lambda: message)
+        body = bytearray(HEADER)
+        self._encoder.encode_into(message, body, len(HEADER))
+        body += sha256(body).digest()[:CHECKSUM_BYTES]
+        return bytes(body)
 
     def encode_made(self, make: Callable[[], msgspec.Struct]) -> bytes:
         """The encoding of the message that `make` gives, which is dropped before the encoding is copied: it may be large."""

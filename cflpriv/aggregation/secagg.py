@@ -201,7 +201,9 @@ class SecaggClientSum:
         """
         ledger, protection = self._parts.ledger, self._settings.protection
         values = self._parts.allowed("sum", ask.held, ask.parts)
-        vector = _vector(values, exact=ask.noise is not None)
+        vector = np.ravel(np.asarray(*values.values())) if len(values) == 1 else join(values)  # one part is not copied
+        if ask.noise is not None or vector.dtype.kind != "f":
+            vector = vector.astype(np.float64)
         by_samples = terms.least_weight < terms.weight_limit
         if by_samples and ledger.unit != "none":
             raise RemoteError("forbidden")
@@ -227,12 +229,6 @@ class SecaggClientSum:
             except ValueError:
                 raise RemoteError("bad-terms") from None
         return vector, weight, blank and noise is None and ledger.unit == "none"
-
-
-def _vector(values: Mapping[str, Any], exact: bool) -> Array:
-    """All parts as one vector of real numbers, in float64 if it is to be clipped and get noise. One part is not copied."""
-    vector = np.ravel(np.asarray(next(iter(values.values())))) if len(values) == 1 else join(values)
-    return vector if vector.dtype.kind == "f" and not exact else vector.astype(np.float64)
 
 
 def _name(kind: str, slot: Slot) -> str:

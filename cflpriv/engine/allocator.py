@@ -16,17 +16,21 @@ def keep_freed_memory() -> bool:
     return _set(mmap_threshold=1 << 30, trim_threshold=1 << 30, top_pad=1 << 26)
 
 
-@cache
 def return_freed_memory() -> bool:
-    """Let the C library hand buffers of 256 KiB and more back when they are freed, for good. False where it is not glibc.
+    """Hand back what is kept of freed buffers, and from now on those of 256 KiB and more when they are freed. False if not glibc.
 
     Kept buffers of several sizes do not fit each other's places, so that three times as many are held as are in use.
     """
-    keep_freed_memory()  # which would undo it
-    if not _set(mmap_threshold=1 << 18, trim_threshold=1 << 22, top_pad=1 << 20):
+    if not _hand_back():
         return False
-    ctypes.CDLL(None).malloc_trim(0)  # what is kept already
+    ctypes.CDLL(None).malloc_trim(0)
     return True
+
+
+@cache
+def _hand_back() -> bool:
+    keep_freed_memory()  # which would undo it
+    return _set(mmap_threshold=1 << 18, trim_threshold=1 << 22, top_pad=1 << 20)
 
 
 def _set(mmap_threshold: int, trim_threshold: int, top_pad: int) -> bool:

@@ -109,7 +109,10 @@ class FederationClient:
                 case m.Give():
                     return (yield from self._give(ask))
                 case m.SumStep():
-                    return (yield from self._step(ask))
+                    waiting = self.values.postponed(ask.held, ask.parts)
+                    if not waiting:
+                        return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
+                    return (yield from self._step(ask, waiting))
                 case m.Deal():
                     return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Seal():
@@ -150,12 +153,10 @@ class FederationClient:
         new_session(self._store, ask.session)
         return answer
 
-    def _step(self, ask: m.SumStep) -> Generator[RunTask, Any, m.Stepped]:
+    def _step(self, ask: m.SumStep, waiting: list[Postponed]) -> Generator[RunTask, Any, m.Stepped]:
         """One message of a secure sum. Where the step reads values that were put off, they are computed for its duration."""
-        step = getattr(self._sums, "step", no_stage)
-        held = self.values.parts(ask.held, ask.parts) if hasattr(self._sums, "reads") and self.values.holds(ask.held) else {}
-        waiting = [value for value in held.values() if isinstance(value, Postponed)]
-        if not waiting or not self._sums.reads(ask):
+        step, reads = getattr(self._sums, "step", no_stage), getattr(self._sums, "reads", None)
+        if reads is None or not reads(ask):
             return step(ask)  # type: ignore[no-any-return]
         made = yield from _computed(waiting)
         for value in reversed(waiting):

@@ -6,7 +6,7 @@ A party handles a request in a generator, which yields jobs that can be done for
 import gc
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -73,6 +73,7 @@ class ClientHost:
     def __init__(self, parties: Mapping[int, Party], engine: "Engine | None" = None) -> None:
         self.parties = parties
         self._engine = engine
+        self._trim: Callable[[], object] | None = None
 
     @property
     def engine(self) -> "Engine":
@@ -84,6 +85,8 @@ class ClientHost:
 
     def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal."""
+        if self._trim is not None:
+            self._trim()
         with _uncollected():
             return self._answered(asks)
 
@@ -117,7 +120,9 @@ class ClientHost:
 
     def _run(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any]:
         """Run one task for all clients that ask for it. If it fails, run it client by client, so that each has its own result or error."""
-        if (postponed := self._postponed(jobs)) is not None:
+        task, now = jobs[0][1].task, jobs[0][1].now
+        large = self.postpones and not now and hasattr(task, "later") and not fits(len(jobs), task.large_bytes)
+        if large and (postponed := self._postponed(jobs)) is not None:
             return postponed
         try:
             results = self.engine.run(jobs[0][1].task, [job.given for _, job in jobs])
@@ -130,8 +135,6 @@ class ClientHost:
     def _postponed(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any] | None:
         """The results of a task, of which large arrays are computed when they are asked for; None where all is computed now."""
         task, given = jobs[0][1].task, [job.given for _, job in jobs]
-        if not self.postpones or jobs[0][1].now or fits(len(jobs), getattr(task, "large_bytes", 0)):
-            return None
         try:
             declared = task.later(given, partial(self.engine.run, paths=Counter()))
         except Exception:  # then each client by itself shows what is wrong
@@ -140,7 +143,8 @@ class ClientHost:
             return None
         from ..engine.allocator import return_freed_memory
 
-        return_freed_memory()
+        self._trim = return_freed_memory
+        self._trim()
         return {
             place: {
                 name: part if isinstance(part, np.ndarray) else Postponed(task, reduced, name, part, self.engine)

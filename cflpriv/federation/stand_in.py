@@ -50,8 +50,10 @@ def stand_in_layout(task: Any, given: "TaskInput", alike: bool) -> ResultLayout:
 
     `alike`: it is the same for clients of all numbers. Raises what the task raises for every data, such as parameters that do not fit it.
     """
-    if getattr(task, "large_bytes", 0) >= LARGE_BYTES and hasattr(task, "laid_out"):  # a trial would take five times as much
-        return layout_of(task.laid_out(given), (*task.parts, *task.keeps))
+    if hasattr(task, "laid_out") and task.large_bytes >= LARGE_BYTES:  # a trial would take five times as much
+        declared = task.laid_out(given)
+        if declared is not None:
+            return layout_of(declared, (*task.parts, *task.keeps))
     sent, kept = ([(name, _form(value)) for name, value in sorted(of.items())] for of in (given.params, given.memory))
     x, choice = given.data.x_train, None if given.choice is None else np.shape(given.choice)
     key = (task, tuple(sent), tuple(kept), x.shape[1:], x.dtype.str, choice, None if alike else given.data.id)

@@ -364,10 +364,11 @@ class Train:
     def large_bytes(self) -> int:
         return _vector_of(self.model).nbytes
 
-    def laid_out(self, task_input: TaskInput) -> Result:
-        """The layout of the result for all data. Raises `InputError` for a model of another size."""
+    def laid_out(self, task_input: TaskInput) -> Result | None:
+        """The layout of the result for all data. None for a model of another size, of which a trial tells what is wrong."""
         vector = _vector_of(self.model)
-        self.model.checked(task_input.array("model"))
+        if task_input.array("model").shape != vector.shape:
+            return None
         return {"update": vector, "count": np.array(0.0), "trained": vector}
 
     def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
