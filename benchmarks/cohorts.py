@@ -36,7 +36,7 @@ def measured(clients: int, protection: str, at_once: bool, hidden: int = HIDDEN)
         portions.MEMORY_SHARE = 0.0
 
     def made(clients: Any, width: int) -> Any:
-        """A run of which one round is done."""
+        """A run after one round."""
         sections = {
             "data": {"clients": len(clients.clients)},
             "model": {"name": "mlp", "hidden": width},

@@ -141,7 +141,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
         return announced
 
     def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> bool:
-        """Invite the clients, take their uploads and deliver these to the helpers: all at once, or portions of which each is let go.
+        """Invite the clients, take their uploads and deliver these to the helpers: all at once, or in portions, and each portion is let go before the next.
 
         Returns whether there were several portions.
         The record is the same in both cases: of a helper's messages that came in portions it has the bytes of all.
@@ -275,6 +275,6 @@ class _Joined:
         self._kept.setdefault(key, (written, []))[1].append(data.nbytes if self._let_go else data)
 
     def write(self, record: Recorder) -> None:
-        """Record all of it, in the order in which messages to all parties go out together."""
+        """Record all of it, in the order of messages that all parties are sent together."""
         for _, (written, pieces) in sorted(self._kept.items(), key=lambda item: item[0]):
             written(record, {"bytes": Passed(sum(pieces)) if self._let_go else np.concatenate(pieces)})

@@ -79,7 +79,7 @@ BLOCK = 1 << 16
 
 
 class RunningMean:
-    """Σ wᵢ xᵢ / Σ wᵢ of vectors that come some at a time, added up in float64 in the order in which they come.
+    """Σ wᵢ xᵢ / Σ wᵢ of vectors that come some at a time, added up in float64 in the order of their coming.
 
     So it does not depend on how many come at a time. Vectors are made one at a time; those that are at another `host` are `added_up` there
     (see `transports.partial_sums`).

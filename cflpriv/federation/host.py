@@ -133,7 +133,7 @@ class ClientHost:
         return {place: result for (place, _), result in zip(jobs, results, strict=True)}
 
     def _postponed(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any] | None:
-        """The results of a task, of which large arrays are computed when they are asked for; None where all is computed now."""
+        """The results of a task, whose large arrays are computed when they are asked for; None where all is computed now."""
         task, given = jobs[0][1].task, [job.given for _, job in jobs]
         try:
             declared = task.later(given, partial(self.engine.run, paths=Counter()))

@@ -365,7 +365,7 @@ class Train:
         return _vector_of(self.model).nbytes
 
     def laid_out(self, task_input: TaskInput) -> Result | None:
-        """The layout of the result for all data. None for a model of another size, of which a trial tells what is wrong."""
+        """The layout of the result for all data. None for a model of another size: a trial tells what is wrong."""
         vector = _vector_of(self.model)
         if task_input.array("model").shape != vector.shape:
             return None

@@ -84,7 +84,7 @@ def test_a_private_choice_is_drawn_each_time(computed: dict[type, int]) -> None:
 
 
 def test_ifca_computes_each_rounds_losses_once(computed: dict[type, int]) -> None:
-    """The losses by which clients are evaluated after a round are those by which they choose in the next."""
+    """Clients are evaluated after a round, and choose in the next, by the same losses."""
     base: dict[str, dict[str, Any]] = {
         "model": {"name": "linear"},
         "training": {"rounds": 4, "batch_size": 5, "weights": "equal"},
