@@ -141,7 +141,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
         return announced
 
     def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> bool:
-        """Invite the clients, take their uploads and deliver these to the helpers: all at once, or in portions, and each portion is let go before the next.
+        """Invite the clients, take their uploads and deliver these to the helpers: all at once, or in portions that are let go one by one.
 
         Returns whether there were several portions.
         The record is the same in both cases: of a helper's messages that came in portions it has the bytes of all.
