@@ -130,6 +130,8 @@ class ClientHost:
             if len(jobs) == 1:
                 return {jobs[0][0]: error}
             return {place: result for job in jobs for place, result in self._run([job]).items()}
+        if now and self._trim is not None:
+            self._trim()
         return {place: result for (place, _), result in zip(jobs, results, strict=True)}
 
     def _postponed(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any] | None:
