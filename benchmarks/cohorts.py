@@ -78,8 +78,9 @@ def main(words: Sequence[str]) -> int:
                 done = subprocess.run(
                     [sys.executable, "-m", "benchmarks", "cohorts", "--one", str(clients), name, way],
                     check=True,
-                    capture_output=True,
-                    text=True,
+                    stdout=subprocess.PIPE,
+                    encoding="utf-8",
+                    errors="replace",
                 )
                 got = json.loads(done.stdout.splitlines()[-1])
                 print(
