@@ -23,7 +23,7 @@ import msgspec
 
 from .errors import MalformedMessage
 
-__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode", "increasing", "pack", "unpack"]
+__all__ = ["CHECKSUM_BYTES", "HEADER", "Codec", "Redacted", "decode", "encode", "encode_made", "increasing", "pack", "unpack"]
 
 HEADER = b"CFLP\x01"
 CHECKSUM_BYTES = 16
@@ -62,6 +62,13 @@ class Codec:
         body += sha256(body).digest()[:CHECKSUM_BYTES]
         return bytes(body)
 
+    def encode_made(self, make: Callable[[], msgspec.Struct]) -> bytes:
+        """The encoding of the message that `make` gives, which is dropped before the encoding is copied: it may be large."""
+        body = bytearray(HEADER)
+        self._encoder.encode_into(make(), body, len(HEADER))
+        body += sha256(body).digest()[:CHECKSUM_BYTES]
+        return bytes(body)
+
     def decode(self, data: bytes, kind: type[Message], limit: int) -> Message:
         """The message of type `kind` (a struct or a union of tagged structs) that `data` encodes; at most `limit` bytes are looked at.
 
@@ -88,7 +95,7 @@ class Codec:
 
 
 _plain = Codec()
-encode, decode = _plain.encode, _plain.decode
+encode, encode_made, decode = _plain.encode, _plain.encode_made, _plain.decode
 
 
 def increasing(items: Sequence[Any], most: int) -> None:

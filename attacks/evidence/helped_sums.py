@@ -74,7 +74,7 @@ class HelpedParts:
                     if isinstance(answer, OpenedMasks) and helper in self.asked:
                         for group, mask in zip(self.asked[helper], answer.masks, strict=False):
                             kept = self.counted if self.counting else self.masks
-                            kept.setdefault(group, {})[sha256(mask).digest()] = mask
+                            kept.setdefault(group, {})[sha256(mask).digest()] = bytes(mask)
         except MalformedMessage:
             pass
 

@@ -3,13 +3,13 @@
 Guarantee: none. Reveals: every update and weight, every signature or its public sketch. Source: McMahan et al. 2017; PACFL, Algorithm 1.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..contract.calls import ClientContribution, Recorder, SumCall, clear_means, large_enough
+from ..contract.calls import ClearMeans, ClientContribution, Recorder, SumCall, large_enough
 from ..contract.handles import GroupMean, PartLayout
 from ..errors import InputError
 from ..federation import messages as m
@@ -49,14 +49,20 @@ class ClearServerSum:
         ask = m.Give(parts.session, "sum", asked.number, asked.parts, "", weigh, None if clipped is None else m.Bounded(*clipped.bound))
         contributors = sorted({member.client for member in call.contributions if any(label in groups for label in member.labels)})
         labels = {member.client: member.labels for member in call.contributions}
-        arrived = []
-        for client, answer in sorted(parts.registry.ask(dict.fromkeys(contributors, ask), "sum").items()):
-            update = self._update(answer, asked.layout, client, weigh)
-            if update is None or not isinstance(answer, m.Given):
-                continue
-            arrived.append(ClientContribution(client, update, asked.weight[client] or float(answer.samples), labels[client]))
-        call = replace(call, contributions=tuple(arrived))
-        return clear_means(call, record) if clipped is None else clipped.central(call, record)
+
+        def arrived(some: Sequence[int]) -> Iterator[ClientContribution]:
+            for client, answer in sorted(parts.registry.ask(dict.fromkeys(some, ask), "sum").items()):
+                update = self._update(answer, asked.layout, client, weigh)
+                if update is not None and isinstance(answer, m.Given):
+                    yield ClientContribution(client, update, asked.weight[client] or float(answer.samples), labels[client])
+
+        if clipped is not None:
+            return clipped.central(replace(call, contributions=tuple(arrived(contributors))), record)
+        portions = list(parts.portions(contributors, asked.layout.nbytes))
+        means = ClearMeans(call, let_go=len(portions) > 1)
+        for some in portions:
+            means.add(tuple(arrived(some)))
+        return means.means(record)
 
     def _update(self, answer: m.Answer, layout: PartLayout, client: int, weigh: bool) -> dict[str, Array] | None:
         """The parts of an update, or None if they differ from the declared layout, or lack the sample count that was asked for."""

@@ -32,6 +32,9 @@ __all__ = ["HelpedClientSum", "HelpedServerSum"]
 class HelpedClientSum(SecaggClientSum):
     """A client's part: one upload for an invitation. Its policy, its record and its contribution are those of `secagg`."""
 
+    def reads(self, ask: m.SumStep) -> bool:
+        return True
+
     def step(self, ask: m.SumStep) -> m.Stepped:
         """The client's upload.
 
@@ -81,5 +84,5 @@ class HelpedServerSum(SecaggServerSum):
         change = protection.smallest_sum if protection.cohort_change == "min_cohort" else 0
         return HelpedSums(
             protection.secure_sum, protection.smallest_sum, parts.session, parts.roster, parts.entropy, registry=parts.registry,
-            colluding=protection.helpers_colluding, cohort_change=change, listed=protection.robust != "none",
+            colluding=protection.helpers_colluding, cohort_change=change, listed=protection.robust != "none", portions=parts.portions,
         )  # fmt: skip

@@ -4,19 +4,23 @@ Clients answer once; then three exchanges with the helpers deliver, close and op
 `protocols.one_message`, whose machine runs here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..contract.calls import Recorder, TooUnequal
+from ..contract.transcript import Passed
 from ..federation import messages as m
+from ..federation.protections import Portions, at_once
 from ..federation.registry import KEY_HOLDER, ClientRegistry, KeyHolderLost
 from ..protocols.errors import HelpersFailed, RemoteError, SumFailed, TooFewClients
 from ..protocols.one_message import HelpedServer, HelpedTerms, Sum, make_terms
 from ..protocols.one_message.messages import announcement_of
 from ..protocols.secagg import Slot, largest_ratio
+from ..protocols.secagg.vectors import vector_length
 from ..protocols.shared_noise import HELPER_STEPS
 from .secure_sums import OBLIVIOUS, SendMessages
 from .spoilers import SumRuns
@@ -31,12 +35,14 @@ class HelpedSums(SumRuns[HelpedTerms]):
     """What a server keeps between sums: the helpers' keys of the current round, the slots in use, and who was asked under which terms.
 
     `listed`: whether terms name the clients that may be members.
+    `portions`: see `ServerParts`.
     """
 
     registry: ClientRegistry | None = None
     colluding: int = 1
     cohort_change: int = 0
     listed: bool = False
+    portions: Portions = at_once
     announced: dict[int, bytes] = field(default_factory=dict)
     of_round: int = -1
     used: dict[Slot, int] = field(default_factory=dict)
@@ -86,17 +92,19 @@ class HelpedSums(SumRuns[HelpedTerms]):
         assert self.roster is not None
         servers = {label: HelpedServer(terms, self.announced, self.roster) for label, terms in groups.items()}
         ended: dict[int, Ended] = {}
-        self._collect(servers, exchange, record)
-        outboxes = {label: server.deliver() for label, server in servers.items()}
-        for label, answers in self._ask(servers, outboxes, "Delivery", record).items():
-            servers[label].delivered(answers)
-            self.refusals.extend((client, "sum", code) for client, (_, code) in sorted(servers[label].refused.items()))
-        outboxes = {label: self._stepped(servers[label].close, label, servers, ended) for label in servers}
+        few = self._collect(servers, exchange, record)
+        for server in servers.values():
+            self.refusals.extend((client, "sum", code) for client, (_, code) in sorted(server.refused.items()))
+        outboxes: dict[int, dict[int, bytes]] = {label: self._stepped(servers[label].close, label, servers, ended) for label in servers}
         stages = iter(("Close", "Open"))
         stage = "Close"
         while any(outboxes.values()):
             stage = next(stages, stage)
-            arrived = self._ask(servers, outboxes, stage, record)
+            if few and all(server.stage == "opening" for label, server in servers.items() if outboxes.get(label)):
+                self._open_one_by_one(servers, outboxes, record)
+                arrived: dict[int, dict[int, bytes]] = {label: {} for label in outboxes}
+            else:
+                arrived = self._ask(servers, outboxes, stage, record)
             outboxes = {
                 label: self._stepped(partial(servers[label].advance, arrived[label]), label, servers, ended)
                 for label in [label for label, sent in outboxes.items() if sent]
@@ -138,30 +146,67 @@ class HelpedSums(SumRuns[HelpedTerms]):
         self.announced, self.of_round, self.used, self.asked = announced, number, {}, {}
         return announced
 
-    def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> None:
-        """Invite the clients, and take their uploads."""
+    def _collect(self, servers: Mapping[int, HelpedServer], exchange: SendMessages, record: Recorder) -> bool:
+        """Invite the clients, take their uploads and deliver these to the helpers: all at once, or in portions that are let go one by one.
+
+        Returns whether there were several portions.
+        The record is the same in both cases: of a helper's messages that came in portions it has the bytes of all.
+        """
         label_of = {client: label for label, server in servers.items() for client in self.asked[server.terms.slot]}
-        invites = {client: (servers[label].terms.slot, servers[label].invite) for client, label in sorted(label_of.items())}
         for label, server in servers.items():
             invited = dict.fromkeys(self.asked[server.terms.slot], server.invite)
-            self._note(record, "Invite", label, server, invited, up=False)
-        answers = exchange(invites, "sum")
-        for label, server in servers.items():
-            uploads = {client: message for client, message in sorted(answers.items()) if label_of.get(client) == label}
-            for client, message in uploads.items():
-                try:
-                    server.receive(client, message)
-                except RemoteError as error:  # refused without a change of state: the client drops out
-                    self.refusals.append((client, "sum", error.code))
-            self._note(record, "Upload", label, server, uploads, up=True)
+            payload = [{"bytes": np.frombuffer(message, np.uint8)} for message in invited.values()]
+            self._note(record, "Invite", label, server, invited, payload, up=False)
+        largest = max(server.terms.bits // 8 * vector_length(server.terms) for server in servers.values())
+        portions = list(self.portions(sorted(label_of), largest))
+        uploads: dict[int, dict[int, Any]] = {label: {} for label in servers}
+        delivered = _Joined(let_go=len(portions) > 1)
+        try:
+            for some in portions:
+                self._take(some, label_of, servers, exchange, uploads, let_go=len(portions) > 1)
+                outboxes = {label: server.deliver() for label, server in servers.items()}
+                for label, answers in self._ask(servers, outboxes, "Delivery", delivered).items():
+                    servers[label].delivered(answers)
+        finally:
+            for label, server in servers.items():
+                self._note(record, "Upload", label, server, uploads[label], list(uploads[label].values()), up=True)
+            delivered.write(record)
+        return len(portions) > 1
 
-    def _note(self, record: Recorder, kind: str, label: int, server: HelpedServer, messages: Mapping[int, bytes], up: bool) -> None:
-        if messages:
+    def _open_one_by_one(
+        self, servers: Mapping[int, HelpedServer], outboxes: Mapping[int, Mapping[int, bytes]], record: Recorder
+    ) -> None:  # fmt: skip
+        """Ask the helpers to open sums one after the other, so that their masks are not all in memory together."""
+        opened = _Joined(let_go=True)
+        for helper in sorted({helper for outbox in outboxes.values() for helper in outbox}):
+            own = {label: {helper: outbox[helper]} for label, outbox in outboxes.items() if helper in outbox}
+            for label, answers in self._ask(servers, own, "Open", opened).items():
+                servers[label].opened(answers)
+        opened.write(record)
+
+    def _take(
+        self, some: Sequence[int], label_of: Mapping[int, int], servers: Mapping[int, HelpedServer], exchange: SendMessages,
+        uploads: Mapping[int, dict[int, Any]], let_go: bool,
+    ) -> None:  # fmt: skip
+        """Take the uploads of some clients. What is to be recorded of these goes to `uploads`, by group and client."""
+        invites = {client: (servers[label_of[client]].terms.slot, servers[label_of[client]].invite) for client in some}
+        for client, message in sorted(exchange(invites, "sum").items()):
+            if client not in label_of:
+                continue
+            uploads[label_of[client]][client] = {"bytes": Passed(len(message)) if let_go else np.frombuffer(message, np.uint8)}
+            try:
+                servers[label_of[client]].receive(client, message)
+            except RemoteError as error:  # refused without a change of state: the client drops out
+                self.refusals.append((client, "sum", error.code))
+
+    def _note(
+        self, record: Recorder, kind: str, label: int, server: HelpedServer, clients: Iterable[int], payload: Sequence[Any], up: bool
+    ) -> None:  # fmt: skip
+        if payload:
             source, target = ("clients", "server") if up else ("server", "clients")
             readers = ("server",) if up else ("server", "clients")
-            payload = [{"bytes": np.frombuffer(messages[client], np.uint8)} for client in messages]
             context = {"slot": list(server.terms.slot)} | ({} if label == OBLIVIOUS else {"group": label})
-            record(f"helped {kind}", source, target, list(messages), payload, readers=readers, context=context)
+            record(f"helped {kind}", source, target, list(clients), payload, readers=readers, context=context)
 
     def _ask(
         self, servers: Mapping[int, HelpedServer], outboxes: Mapping[int, Mapping[int, bytes]], stage: str, record: Recorder
@@ -216,3 +261,28 @@ class HelpedSums(SumRuns[HelpedTerms]):
             names = f" ({', '.join(map(str, error.helpers))})" if error.helpers else ""
             raise KeyHolderLost(f"sum, {error.code}", who=f"too few of the helpers{names}") from None
         return {}
+
+
+class _Joined:
+    """Collects what is recorded of messages to and from helpers, and records those of one kind and party as one. With `let_go` of their
+    bytes there are the numbers."""
+
+    def __init__(self, let_go: bool) -> None:
+        self._let_go = let_go
+        self._kept: dict[tuple[int, str, int], tuple[Callable[..., None], list[Any]]] = {}
+
+    def __call__(
+        self, kind: str, source: str, target: str, clients: Sequence[int], payload: Any, *, readers: Sequence[str],
+        context: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        def written(record: Recorder, whole: Mapping[str, Any]) -> None:
+            record(kind, source, target, clients, whole, readers=readers, context=context)
+
+        assert context is not None
+        data, key = payload["bytes"], (context.get("group", OBLIVIOUS), kind, context["holder"])
+        self._kept.setdefault(key, (written, []))[1].append(data.nbytes if self._let_go else data)
+
+    def write(self, record: Recorder) -> None:
+        """Record all of it, in the order of messages that all parties are sent together."""
+        for _, (written, pieces) in sorted(self._kept.items(), key=lambda item: item[0]):
+            written(record, {"bytes": Passed(sum(pieces)) if self._let_go else np.concatenate(pieces)})

@@ -109,6 +109,10 @@ class SecaggClientSum:
             self._store.keep(name, machine, secagg.Client.to_bytes)
         return m.Stepped(answer)
 
+    def reads(self, ask: m.SumStep) -> bool:
+        """Whether this step reads the client's value."""
+        return isinstance(decode_server(ask.message), Deliver)
+
     def _record(self, kind: SumKind) -> SumRecord:
         """The client's record of its sums of values, or of counts."""
         record, session = self._store.load(RECORDS[kind], SumRecord.from_bytes), self._store.get("session") or b""
@@ -197,7 +201,9 @@ class SecaggClientSum:
         """
         ledger, protection = self._parts.ledger, self._settings.protection
         values = self._parts.allowed("sum", ask.held, ask.parts)
-        vector = join(values, np.float64)
+        vector = np.ravel(np.asarray(*values.values())) if len(values) == 1 else join(values)  # one part is not copied
+        if ask.noise is not None or vector.dtype.kind != "f":
+            vector = vector.astype(np.float64)
         by_samples = terms.least_weight < terms.weight_limit
         if by_samples and ledger.unit != "none":
             raise RemoteError("forbidden")

@@ -1,7 +1,7 @@
 """One call of `mean` as the server knows it: the clients, values and groups, and what each protection does with them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from operator import mul
 from typing import Any, Protocol
@@ -12,9 +12,11 @@ from ..errors import InputError
 from ..protocols.errors import TooFewClients
 from ..types import Array
 from .handles import GroupMean, Shared
+from .transcript import Passed
 
 __all__ = [
-    "ClientContribution", "Recorder", "SumCall", "TooUnequal", "clear_means", "large_enough", "weighted_mean",
+    "ClearMeans", "ClientContribution", "Recorder", "RunningMean", "SumCall", "TooUnequal", "clear_means", "large_enough",
+    "weighted_mean",
 ]  # fmt: skip
 
 
@@ -72,23 +74,58 @@ class SumCall:
         return tuple(len(self.members(label)) for label in range(self.k))
 
 
-def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
-    """Σ wᵢ xᵢ / Σ wᵢ, added up in float64 in the given order, in the dtype of the vectors, which are made one at a time.
+BLOCK = 1 << 16
+"""Numbers that are multiplied and added at a time, so that they stay in the cache and nothing as long as the vector is needed."""
 
-    Vectors that are at another `host` are `added_up` there (see `transports.partial_sums`).
+
+class RunningMean:
+    """Σ wᵢ xᵢ / Σ wᵢ of vectors that come some at a time, added up in float64 in the order of their coming.
+
+    So it does not depend on how many come at a time. Vectors are made one at a time; those that are at another `host` are `added_up` there
+    (see `transports.partial_sums`).
     """
-    total = np.zeros(vectors[0].shape, dtype=np.float64)
-    addend = np.empty_like(total)
-    apart: dict[int, list[tuple[Any, float]]] = {}
-    for vector, weight in zip(vectors, weights, strict=True):
-        if hasattr(vector, "added_up"):
-            apart.setdefault(vector.host, []).append((vector, weight))
-            continue
-        np.multiply(np.asarray(vector), weight, out=addend)
-        total += addend
-    for several in apart.values():
-        total += several[0][0].added_up([vector for vector, _ in several], [weight for _, weight in several])
-    return np.asarray(total / sum(weights), dtype=vectors[0].dtype)
+
+    def __init__(self) -> None:
+        self._total: Array | None = None
+        self._weights: list[float] = []
+        self._dtype: Any = None
+
+    def add(self, vectors: Sequence[Any], weights: Sequence[float]) -> None:
+        if self._total is None:
+            self._total, self._dtype = np.zeros(vectors[0].shape, dtype=np.float64), vectors[0].dtype
+        apart: dict[int, list[tuple[Any, float]]] = {}
+        for vector, weight in zip(vectors, weights, strict=True):
+            if hasattr(vector, "added_up"):
+                apart.setdefault(vector.host, []).append((vector, weight))
+            else:
+                _add(self._total.reshape(-1), np.asarray(vector).reshape(-1), weight)
+        for several in apart.values():
+            self._total += several[0][0].added_up([vector for vector, _ in several], [weight for _, weight in several])
+        self._weights += weights
+
+    def value(self) -> Array:
+        """The mean of what came, in the dtype of the first vector. Ends the sum."""
+        total, self._total = self._total, None
+        assert total is not None
+        total /= sum(self._weights)
+        return total.astype(self._dtype, copy=False)
+
+
+def _add(total: Array, vector: Array, weight: float) -> None:
+    """total += weight · vector, for vectors (d,)."""
+    addend = np.empty(min(BLOCK, len(total)))
+    for start in range(0, len(total), BLOCK):
+        some = slice(start, start + BLOCK)
+        product = addend[: len(total[some])]
+        np.multiply(vector[some], weight, out=product)
+        total[some] += product
+
+
+def weighted_mean(vectors: Sequence[Any], weights: Sequence[float]) -> Array:
+    """The `RunningMean` of vectors that are all there."""
+    running = RunningMean()
+    running.add(vectors, weights)
+    return running.value()
 
 
 class TooUnequal(InputError):
@@ -134,21 +171,53 @@ def large_enough(call: SumCall) -> list[int]:
     return groups
 
 
+class ClearMeans:
+    """The means of contributions in the clear, of all clients of a `call` or of some at a time, in their order.
+
+    Guarantee: none. Reveals: every update and weight, also of groups without a mean. With `let_go` the record has the sizes of updates, and
+    not the updates.
+    """
+
+    def __init__(self, call: SumCall, let_go: bool = False) -> None:
+        self._call, self._let_go = call, let_go
+        self._sent: list[dict[str, Any]] = []
+        self._arrived: list[ClientContribution] = []
+        self._running: list[dict[str, RunningMean]] = [{} for _ in range(call.k)]
+
+    def add(self, contributions: Sequence[ClientContribution]) -> None:
+        """Add contributions that arrived."""
+        call = replace(self._call, contributions=tuple(contributions))
+        for label, running in enumerate(self._running):
+            members = call.members(label)
+            for name in members[0].parts if members else ():
+                mean = running.setdefault(name, RunningMean())
+                mean.add([member.parts[name] for member in members], [member.weight for member in members])
+        for member in contributions:
+            weight = {} if call.public_weights else {"weight": np.array(member.weight)}
+            parts = {name: Passed(part.nbytes) for name, part in member.parts.items()} if self._let_go else member.parts
+            self._sent.append({**parts, **weight})
+            self._arrived.append(replace(member, parts={}))
+
+    def means(self, record: Recorder) -> tuple[GroupMean | None, ...]:
+        """Record what was sent, and give the mean of each group. Raises `TooFewClients` and `InputError` as `large_enough` does."""
+        call = replace(self._call, contributions=tuple(self._arrived))
+        clients = [member.client for member in self._arrived]
+        if clients:
+            labels = [list(member.labels) for member in self._arrived]
+            record("update", "clients", "server", clients, self._sent, readers=("server",), context={"labels": labels})
+        groups = large_enough(call)
+        means: list[GroupMean | None] = [None] * call.k
+        for label in groups:
+            members = call.members(label)
+            parts = {name: Shared(running.value()) for name, running in self._running[label].items()}
+            weights, known = [member.weight for member in members], tuple(member.client for member in members)
+            whole = float(sum(weights))
+            means[label] = GroupMean(parts, whole, len(members), contributors=known, largest=float(max(weights)) / whole)
+        return tuple(means)
+
+
 def clear_means(call: SumCall, record: Recorder) -> tuple[GroupMean | None, ...]:
-    """The means of contributions in the clear. Guarantee: none. Reveals: every update and weight, also of groups without a mean."""
-    contributors = call.contributions
-    sent = [dict(member.parts) if call.public_weights else {**member.parts, "weight": np.array(member.weight)} for member in contributors]
-    labels = [list(member.labels) for member in contributors]
-    if contributors:
-        record(
-            "update", "clients", "server", [member.client for member in contributors], sent, readers=("server",), context={"labels": labels}
-        )
-    groups = large_enough(call)
-    means: list[GroupMean | None] = [None] * call.k
-    for label in groups:
-        members = call.members(label)
-        weights = [member.weight for member in members]
-        parts = {name: Shared(weighted_mean([member.parts[name] for member in members], weights)) for name in members[0].parts}
-        known, whole = tuple(member.client for member in members), float(sum(weights))
-        means[label] = GroupMean(parts, whole, len(members), contributors=known, largest=float(max(weights)) / whole)
-    return tuple(means)
+    """The `ClearMeans` of contributions that are all there."""
+    means = ClearMeans(call)
+    means.add(call.contributions)
+    return means.means(record)

@@ -22,7 +22,7 @@ from ..protocols.bounded_files import LARGEST_TABLE_BYTES, in_place, parse_json,
 from ..types import Array
 
 __all__ = [
-    "LEVELS", "Level", "Message", "RoundRecord", "Transcript", "Unprotected", "cut_transcript", "read_transcript", "settings_of",
+    "LEVELS", "Level", "Message", "Passed", "RoundRecord", "Transcript", "Unprotected", "cut_transcript", "read_transcript", "settings_of",
     "what_was_kept",
 ]  # fmt: skip
 
@@ -101,6 +101,14 @@ class Unprotected:
         self.download_bytes += copies * size
 
 
+@dataclass(frozen=True)
+class Passed:
+    """The size of an array that was let go before its message was recorded. At level "headers" it takes the array's place, and the message
+    has no digest."""
+
+    nbytes: int
+
+
 LARGEST_DIGESTED_BYTES = 1 << 26
 """At level "headers" larger payloads get no digest, since they are not kept."""
 
@@ -132,7 +140,7 @@ class Transcript:
         source: str,
         target: str,
         clients: Sequence[int],
-        payload: Mapping[str, Array] | Sequence[Mapping[str, Array]],
+        payload: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         readers: Sequence[str],
         peers: Sequence[Sequence[int]] = (),
@@ -144,11 +152,12 @@ class Transcript:
         `overhead_bytes` is what a protection adds to each copy (nonces, tags).
         """
         each = not isinstance(payload, Mapping)
-        payloads: Sequence[Mapping[str, Array]] = [payload] if isinstance(payload, Mapping) else payload
+        payloads: Sequence[Mapping[str, Any]] = [payload] if isinstance(payload, Mapping) else payload
         if each and len(payloads) != len(clients):
             raise ValueError(f"{operation} {kind}: {len(payloads)} payloads for {len(clients)} clients")
         sizes = [sum(array.nbytes for array in single.values()) for single in payloads]
-        digested = self.level != "headers" or sum(sizes) <= LARGEST_DIGESTED_BYTES
+        gone = any(isinstance(array, Passed) for single in payloads for array in single.values())
+        digested = self.level != "headers" or (sum(sizes) <= LARGEST_DIGESTED_BYTES and not gone)
         times = [len(row) for row in peers] if peers else [1] * len(payloads) if each else [len(clients)]
         if not each and not clients and "clients" not in (source, target):
             times = [1]

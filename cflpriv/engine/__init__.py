@@ -18,6 +18,6 @@ and each chunk's arithmetic do not.
 
 from .device import Device
 from .run import Engine
-from .seam import Deferred, ManyTask, Result, Streams, Task, TaskInput, Value
+from .seam import Deferred, Later, LaterTask, ManyTask, Result, RunNow, Streams, Task, TaskInput, Value
 
-__all__ = ["Deferred", "Device", "Engine", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
+__all__ = ["Deferred", "Device", "Engine", "Later", "LaterTask", "ManyTask", "Result", "RunNow", "Streams", "Task", "TaskInput", "Value"]

@@ -1,5 +1,6 @@
 """Choose the fastest method for a model and a chunk of clients, from measurements."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "stacked_form", "train"]
+__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "may_span", "stacked_form", "train"]
 
 # vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -34,6 +35,7 @@ FEWEST_FOR_VMAP = 4
 """Below this many clients torch's vmap is slower than the loop."""
 STACKED_PARAMETERS = 700_000
 """A chunk has about this many parameters in all: more, and a step is spent waiting for memory."""
+FEWEST_STACKED = 2
 MOST_STACKED = 64
 """A chunk has at most so many clients: of tiny networks more gain little (2410 parameters: 16, 64 and 256 take 1.45, 1 and 0.91)."""
 MOST_STACKED_IMAGES = 16
@@ -56,11 +58,13 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     if device.kind == "cuda" and (way := _way(model, FEWEST_FOR_VMAP, plain, device)) is not None:
         needed = client_bytes(way, model.shape, dtype_of(model.dtype), plain, batch or samples, samples)
         return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
-    if _is_network(model) and batch >= samples:
+    if batch >= samples and _is_network(model):
         return span_chunk_size(samples, model.layout[0][1][0])
+    if model.dimension >= STACKED_PARAMETERS // FEWEST_STACKED:  # whatever the model is, and a trial would take 20 times its memory
+        return FEWEST_STACKED
     stacked = stacked_form(model)
     most = MOST_STACKED_IMAGES if stacked is not None and stacked.images else MOST_STACKED
-    return max(2, min(most, STACKED_PARAMETERS // model.dimension))
+    return max(FEWEST_STACKED, min(most, STACKED_PARAMETERS // model.dimension))
 
 
 def in_turns(clients: Sequence[T], device: Device) -> Iterator[Sequence[T]]:
@@ -124,16 +128,23 @@ def _check_precision(model: Model, options: Options, device: Device) -> None:
 
 def _spans(model: Model, clients: Sequence[Local], options: Options) -> bool:
     """Whether the span form is exact and cheaper: one hidden layer, full batches, fewer samples than inputs."""
-    if options.optimizer != "sgd" or options.maml_lr or options.clip_norm or options.pull or any(options.frozen) or not _is_network(model):
-        return False
-    if options.augment:
-        return False
-    width = int(torch.tensor(model.shape).prod())
+    width = math.prod(model.shape)
     # Poisson batches, even if full by chance, are of another number and divided by another size
-    return all(
+    full = all(
         client.correction is None and not client.expected and len(client.y) < width and all(len(b) == len(client.y) for b in client.batches)
         for client in clients
     )  # fmt: skip
+    return full and _spannable(model, options)
+
+
+def may_span(model: Model, samples: int, batch: int, options: Options) -> bool:
+    """Whether a client of so many samples may be trained in their span, without its update ever being formed."""
+    return (batch or samples) >= samples and samples < math.prod(model.shape) and _spannable(model, options)
+
+
+def _spannable(model: Model, options: Options) -> bool:
+    plain = options.optimizer == "sgd" and not (options.maml_lr or options.clip_norm or options.pull or options.augment)
+    return plain and not any(options.frozen) and _is_network(model)
 
 
 def _is_network(model: Model) -> bool:

@@ -37,6 +37,8 @@ InitScale = Annotated[
 ]
 MOST_CHECKED = 1 << 24
 """A model of more parameters is checked when it is built, not when it is described."""
+LARGE = 1 << 22
+"""A module of so many parameters is not kept when only its operations are wanted."""
 BUILT_AT_ONCE = 1 << 12
 """A user's module is built to be described, without a look at its size before, if neither `hidden` nor `classes` is larger."""
 _OVERFLOW = re.compile("overflow|larger than|too large")
@@ -371,7 +373,10 @@ def build_module(model: Model) -> nn.Module:
 @lru_cache(maxsize=64)
 def operations_of(model: Model) -> tuple[Operation, ...] | None:
     """The operations of a model's module; None if it has others than `operations` knows."""
-    return traced(build_module(model), model.shape, dtype_of(model.dtype))
+    if _is_own(model) or model.dimension < LARGE:
+        return traced(build_module(model), model.shape, dtype_of(model.dtype))
+    with seeded(0):
+        return traced(_construct(model), model.shape, dtype_of(model.dtype))
 
 
 _FINDINGS: dict[Model, Findings] = {}
@@ -443,4 +448,4 @@ def module_there(model: Model, kind: str) -> nn.Module:
 
 
 def _to_vector(module: nn.Module) -> Array:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).cpu().numpy().copy()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).cpu().numpy()

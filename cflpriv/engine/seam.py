@@ -1,6 +1,6 @@
 """The interface of a task: what a task is, and all that it may use on one client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Parts
 from .device import Device
 
-__all__ = ["Deferred", "ManyTask", "Result", "Streams", "Task", "TaskInput", "Value"]
+__all__ = ["Deferred", "Later", "LaterTask", "ManyTask", "Result", "RunNow", "Streams", "Task", "TaskInput", "Value"]
 
 Result = dict[str, Any]
 """The named results of a task on one client: arrays, or what `numpy.asarray` makes one of."""
@@ -82,10 +82,22 @@ class Deferred:
         return Deferred(self.first, self.second.bound(data)) if hasattr(self.second, "bound") else self
 
 
+@dataclass(frozen=True)
+class Later:
+    """The shape and dtype of a large array of a result, before the result is computed."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=int)) * np.dtype(self.dtype).itemsize
+
+
 class Task(Protocol):
     """Something clients compute. `parts` names the results that a `Held` will hold, each with its kind, on which it depends how it may
     leave the client; `keeps` names those that stay in the client's memory. A task whose values weigh clients inside themselves declares by
-    how much as `spread` (`federation.values.spread_of`)."""
+    how much as `spread` (`federation.values.spread_of`). A task whose large results can wait has `later`, see `LaterTask`."""
 
     @property
     def parts(self) -> Parts: ...
@@ -97,6 +109,25 @@ class Task(Protocol):
         """Named results for one client: every name of `parts` and `keeps`. The reference for every faster way.
 
         An empty mapping: the client has no result this time and takes no further part in it.
+        """
+        ...
+
+
+RunNow = Callable[[Task, Sequence[TaskInput]], list[Result]]
+"""Computes a task for some clients."""
+
+
+@runtime_checkable
+class LaterTask(Task, Protocol):
+    """A task whose large results can wait until somebody asks for them. `large_bytes`: theirs for one client; 0 where none can wait."""
+
+    @property
+    def large_bytes(self) -> int: ...
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """Each client's result with `Later` in place of large arrays, and an input for `run` that gives the same arrays.
+
+        `run` computes what cannot wait. None where a result cannot be told before all of it is computed.
         """
         ...
 

@@ -28,7 +28,8 @@ from . import release_policy as releases
 from .client_contract import ClientContract
 from .client_ledger import ClientLedger
 from .group_secret import GroupMember
-from .host import ApplyTransform, Handler, received
+from .host import ApplyTransform, Handler, RunTask, received
+from .postponed import Postponed
 from .protections import ClientParts, no_stage
 from .registry import check_session, enrolled, new_session
 from .relay import Relaying
@@ -108,7 +109,10 @@ class FederationClient:
                 case m.Give():
                     return (yield from self._give(ask))
                 case m.SumStep():
-                    return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
+                    waiting = self.values.postponed(ask.held, ask.parts)
+                    if not waiting:
+                        return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
+                    return (yield from self._step(ask, waiting))
                 case m.Deal():
                     return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Seal():
@@ -149,7 +153,21 @@ class FederationClient:
         new_session(self._store, ask.session)
         return answer
 
-    def _give(self, ask: m.Give) -> Generator[ApplyTransform, Array, m.Given]:
+    def _step(self, ask: m.SumStep, waiting: list[Postponed]) -> Generator[RunTask, Any, m.Stepped]:
+        """One message of a secure sum. Where the step reads values that were put off, they are computed for its duration."""
+        step, reads = getattr(self._sums, "step", no_stage), getattr(self._sums, "reads", None)
+        if reads is None or not reads(ask):
+            return step(ask)  # type: ignore[no-any-return]
+        made = yield from _computed(waiting)
+        for value in reversed(waiting):
+            value.now = made.pop()  # which nobody else has then
+        try:
+            return step(ask)  # type: ignore[no-any-return]
+        finally:
+            for value in waiting:
+                value.now = None
+
+    def _give(self, ask: m.Give) -> Generator[RunTask | ApplyTransform, Any, m.Given]:
         protection, values = self._settings.protection, self._allowed(ask.operation, ask.held, ask.parts)
         if any(isinstance(value, dict) for value in values.values()):
             raise RemoteError("forbidden")
@@ -170,6 +188,8 @@ class FederationClient:
             self._contract.check_compared(self.values.origin(ask.held).request, ask.parts[0], under)
         self._spending.settle(ask.held, ask.parts, ask.operation)
         noise = self._spending.bounded(ask.noise, ask.operation)
+        waiting = {part: value for part, value in values.items() if isinstance(value, Postponed)}
+        values |= zip(waiting, (yield from _computed(list(waiting.values()))), strict=True)
         for part, value in values.items() if ask.operation != "gather" else ():
             if isinstance(value, np.ndarray):  # a task checks what it computes on demand
                 values[part] = self._parts.finite(part, value)
@@ -189,6 +209,18 @@ class FederationClient:
             return {part: local_rows(np.atleast_2d(value).astype(np.float64), event, self._parts.entropy) for part, value in values.items()}
         vector = self._parts.finite("+".join(values), join(values, np.float64))
         return PartLayout.of(values).split(clip(vector, noise.clip_norm))
+
+
+def _computed(waiting: list[Postponed]) -> Generator[RunTask, Any, list[Any]]:
+    """The values that were put off, each computed once with what was given for it."""
+    results: dict[int, Any] = {}
+    for value in waiting:
+        if id(value.given) not in results:
+            results[id(value.given)] = yield RunTask(value.task, value.given, now=True)
+    made = [results[id(value.given)][value.part] for value in waiting]
+    for result in results.values():
+        result.clear()  # whoever made them keeps the results for a while, and not what is in them
+    return made
 
 
 def _failed(client: int, failures: list[Exception], error: Exception) -> None:

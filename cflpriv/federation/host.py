@@ -5,18 +5,22 @@ A party handles a request in a generator, which yields jobs that can be done for
 
 import gc
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..contract.portions import fits
 from ..errors import InputError, TrainingDiverged
 from ..protocols.errors import LocalError, RemoteError, TooFewClients
 from ..protocols.orthonormal import Transform
 from ..types import Array
 from . import messages as m
+from .postponed import Postponed
 from .values import SharedWork
 
 if TYPE_CHECKING:  # torch is loaded where something is computed
@@ -32,10 +36,11 @@ _BATCH_BYTES = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class RunTask:
-    """Asks for the result of `task` on `given`, which may be computed together with that of other clients."""
+    """Asks for the result of `task` on `given`, which may be computed together with that of other clients. `now`: it is not put off."""
 
     task: Any
     given: "TaskInput"
+    now: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +62,18 @@ class Party(Protocol):
 
 
 class ClientHost:
-    """Runs the parties of one place. Each has its own settings, store and ledger; `engine` computes for all."""
+    """Runs the parties of one place. Each has its own settings, store and ledger; `engine` computes for all.
+
+    With `postpones` large results that would not fit into memory together are computed when they are asked for. An error of a client's
+    computation then comes as late.
+    """
+
+    postpones = False
 
     def __init__(self, parties: Mapping[int, Party], engine: "Engine | None" = None) -> None:
         self.parties = parties
         self._engine = engine
+        self._trim: Callable[[], object] | None = None
 
     @property
     def engine(self) -> "Engine":
@@ -73,6 +85,8 @@ class ClientHost:
 
     def answer(self, asks: Mapping[int, m.PartyRequest]) -> dict[int, m.Answer | Exception]:
         """Each party's answer, or the error of its refusal."""
+        if self._trim is not None:
+            self._trim()
         with _uncollected():
             return self._answered(asks)
 
@@ -106,13 +120,40 @@ class ClientHost:
 
     def _run(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any]:
         """Run one task for all clients that ask for it. If it fails, run it client by client, so that each has its own result or error."""
+        task, now = jobs[0][1].task, jobs[0][1].now
+        large = self.postpones and not now and hasattr(task, "later") and not fits(len(jobs), task.large_bytes)
+        if large and (postponed := self._postponed(jobs)) is not None:
+            return postponed
         try:
             results = self.engine.run(jobs[0][1].task, [job.given for _, job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 return {jobs[0][0]: error}
             return {place: result for job in jobs for place, result in self._run([job]).items()}
+        if now and self._trim is not None:
+            self._trim()
         return {place: result for (place, _), result in zip(jobs, results, strict=True)}
+
+    def _postponed(self, jobs: Sequence[tuple[int, RunTask]]) -> dict[int, Any] | None:
+        """The results of a task, whose large arrays are computed when they are asked for; None where all is computed now."""
+        task, given = jobs[0][1].task, [job.given for _, job in jobs]
+        try:
+            declared = task.later(given, partial(self.engine.run, paths=Counter()))
+        except Exception:  # then each client by itself shows what is wrong
+            return None
+        if declared is None:
+            return None
+        from ..engine.allocator import return_freed_memory
+
+        self._trim = return_freed_memory
+        self._trim()
+        return {
+            place: {
+                name: part if isinstance(part, np.ndarray) else Postponed(task, reduced, name, part, self.engine)
+                for name, part in result.items()
+            }
+            for (place, _), (result, reduced) in zip(jobs, declared, strict=True)
+        }
 
 
 def received(who: str, party: Party, data: bytes) -> bytes:

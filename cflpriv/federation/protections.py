@@ -1,6 +1,6 @@
 """Interfaces of the two halves of a protection, and what they are given. `contract.protection.PROTECTIONS` has the registered ones."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from .transforms import ClusteringName, Transforms
 from .values import Values
 
 __all__ = [
-    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "ServerParts", "SumServer", "no_stage",
+    "Allowed", "Asked", "ClientParts", "ComparisonServer", "Folding", "Portions", "ServerParts", "SumServer", "at_once", "no_stage",
 ]  # fmt: skip
 
 SLIGHTLY = 1e-4
@@ -136,9 +136,20 @@ class Folding:
     place: str
 
 
+Portions = Callable[[Sequence[int], int], Iterable[Sequence[int]]]
+
+
+def at_once(clients: Sequence[int], nbytes: int) -> Iterable[Sequence[int]]:
+    """All clients in one portion, whatever the size of their values."""
+    return (clients,)
+
+
 @dataclass(frozen=True)
 class ServerParts:
-    """What a server half works with. `named` gives the name of a purpose's transform under the current group secret."""
+    """What a server half works with. `named` gives the name of a purpose's transform under the current group secret.
+
+    `portions`: how clients whose values have so many bytes each are asked for them, all at once or few after the other.
+    """
 
     registry: ClientRegistry
     session: bytes
@@ -148,6 +159,7 @@ class ServerParts:
     named: Callable[[str], str]
     clipped: ClippedMean | None = None
     local: LocalGram | None = None
+    portions: Portions = at_once
 
 
 class SumServer(Protocol):

@@ -36,7 +36,7 @@ from .contract_record import Contract, contract_bytes
 from .epochs import Epochs
 from .group_secret import Agreement
 from .parameters import TaskParameters, renamed
-from .protections import Asked, ComparisonServer, Folding, ServerParts, SumServer
+from .protections import Asked, ComparisonServer, Folding, Portions, ServerParts, SumServer, at_once
 from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, declared, majority
 from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
@@ -63,6 +63,9 @@ class FederationServer:
 
     `contract`: what is asked of clients in this run, which they agree to when they enrol; without a contract only clients enrol whose
     settings need none.
+
+    `portions`: how clients with large values are asked in sums, all at once or few after the other. A transport with deadlines asks all at
+    once. A transcript that keeps or digests large payloads needs all at once, too.
 
     `signed`: whether clients prove their keys when they enrol, by which the server knows them again; with a roster they always do.
 
@@ -92,6 +95,7 @@ class FederationServer:
         drawn_from: Sequence[int] | None = None,
         contract: Contract | None = None,
         signed: bool = True,
+        portions: Portions = at_once,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -122,7 +126,7 @@ class FederationServer:
             )
         self._participants = Participants(self._registry, self._agreement)
         named = (lambda purpose: purpose) if self._agreement is None else self._agreement.named
-        parts = ServerParts(self._registry, self.session, self.protection, roster, entropy, named, clipped, local)
+        parts = ServerParts(self._registry, self.session, self.protection, roster, entropy, named, clipped, local, portions)
         self._sums: SumServer = self.protection.sums.server(parts)
         self._comparisons: ComparisonServer = self.protection.comparison.server(parts)
         self.privacy_ledger = privacy_ledger

@@ -12,6 +12,7 @@ from ..contract.schedule import Leaving
 from ..protocols.errors import MalformedMessage, RemoteError
 from ..types import Array, PartKind
 from . import messages as m
+from .postponed import Postponed
 from .store import ObjectStore, Store
 from .transforms import Transforms
 
@@ -193,6 +194,11 @@ class Values:
 
     def holds(self, number: int) -> bool:
         return self.store.load(f"held/{number}", from_bytes) is not None
+
+    def postponed(self, number: int, parts: tuple[str, ...]) -> list[Postponed]:
+        """The parts of a held value that are still to be computed."""
+        kept = self.store.load(f"held/{number}", from_bytes)
+        return [] if kept is None else [value for part, value in kept[0].items() if part in parts and isinstance(value, Postponed)]
 
     def parts(self, number: int, parts: tuple[str, ...]) -> Arrays:
         kept, _ = self._kept(f"held/{number}")

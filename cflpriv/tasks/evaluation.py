@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..privacy.settings import Noise, secret_of
 from ..protocols.events import ChoiceEvent, Event, Relation
 from ..protocols.mechanisms import noisy_argmin
 from ..types import Array, Parts
+from .kept_results import kept_or_made
 
 __all__ = ["Evaluate", "EvaluateOwn", "EvaluateUsed", "Losses", "sample_losses"]
 
@@ -91,7 +93,11 @@ class Evaluate:
         return forward_chunk(self.model, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        """`run` for each: the clients of a chunk pass forward together, on the device."""
+        """`run` for each: the clients of a chunk pass forward together, on the device. Results of the same models are kept."""
+        models = [[task_input.array("model")] for task_input in inputs]
+        return kept_or_made((self, device), inputs, models, partial(self._made, device=device))
+
+    def _made(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device, self.split)
         made, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
         return self.of_outputs(made, [y for _, y in samples]), path
@@ -229,10 +235,16 @@ class Losses:
         return max(1, 4096 // len(task_input.data.y_train))
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        """`run` for each: the k-th models of all clients pass forward together, on the device."""
+        """`run` for each: the k-th models of all clients pass forward together, on the device. Losses of the same models are kept."""
         models = [task_input.params["model"] for task_input in inputs]
         if not all(isinstance(candidates, list) for candidates in models):
             raise TypeError("parameter 'model': Losses takes a list of models")
+        if self.epsilon:  # each choice is drawn anew
+            return self._made(inputs, device)
+        return kept_or_made((self, device), inputs, models, partial(self._made, device=device))  # type: ignore[arg-type]
+
+    def _made(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
+        models: list[Any] = [task_input.params["model"] for task_input in inputs]
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
         losses_of: list[list[Array]] = [[] for _ in inputs]
         path = "sequential"

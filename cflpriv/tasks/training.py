@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..engine import Deferred, Device, Result, TaskInput, fast
+from ..engine import Deferred, Device, Later, Result, RunNow, TaskInput, fast
 from ..engine.clipped_sums import LARGEST_BLOCK, block_size
 from ..engine.device import cpu_in_use, tensor, using
 from ..engine.losses import loss_of
@@ -260,7 +260,7 @@ class Train:
         start = task_input.array("model")
         module = self.model.lent(start, training=True)
         parameters = list(module.parameters())
-        velocities = [torch.zeros_like(parameter) for parameter in parameters]
+        velocities = [torch.zeros_like(parameter) for parameter in parameters] if self.momentum else []
         anchor = self._pieces(task_input, "anchor", start) if self.prox else None
         correction = None if self.shares else self._pieces(task_input, "correction", None)
         moving = [i for i, frozen in enumerate(self._frozen()) if not frozen]
@@ -355,11 +355,33 @@ class Train:
                     if adam is not None:
                         parameters[i].grad = step
                         continue
-                    velocities[i].mul_(self.momentum).add_(step)
-                    parameters[i].sub_(velocities[i], alpha=self.lr)
+                    parameters[i].sub_(velocities[i].mul_(self.momentum).add_(step) if velocities else step, alpha=self.lr)
                 if adam is not None:
                     adam.step()
                     adam.zero_grad()
+
+    @property
+    def large_bytes(self) -> int:
+        return _vector_of(self.model).nbytes
+
+    def laid_out(self, task_input: TaskInput) -> Result | None:
+        """The layout of the result for all data. None for a model of another size: a trial tells what is wrong."""
+        vector = _vector_of(self.model)
+        if task_input.array("model").shape != vector.shape:
+            return None
+        return {"update": vector, "count": np.array(0.0), "trained": vector}
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """None where clients that diverge have no result, and where updates are small because they are in the span of the samples."""
+        counts, vector = [len(task_input.data.y_train) for task_input in inputs], _vector_of(self.model)
+        if self.on_divergence == "skip" or self.shares or any(task_input.array("model").dtype.str != vector.dtype for task_input in inputs):
+            return None
+        if any(fast.may_span(self.model, count, self.batch_size, self._options) for count in set(counts)):
+            return None
+        return [
+            ({"update": vector, "count": np.array(float(count)), "trained": vector}, task_input)
+            for count, task_input in zip(counts, inputs, strict=True)
+        ]
 
     def cost(self, task_input: TaskInput) -> int:
         return self.epochs * len(task_input.data.y_train)
@@ -508,6 +530,10 @@ class Train:
         return [whole[offset : offset + int(np.prod(shape))].view(shape) for _, shape, offset in self.model.layout]
 
 
+def _vector_of(model: Model) -> Later:
+    return Later((model.dimension,), np.dtype(model.dtype).str)
+
+
 @contextmanager
 def listening(module: nn.Module, seen: list[torch.Tensor]) -> Iterator[None]:
     """While inside, what the module's last linear layer takes is appended to `seen` at every pass. `InputError` if there is none."""
@@ -557,6 +583,17 @@ class Gradient:
         x, y = self.model.inputs(task_input.data.x_train), tensor(task_input.data.y_train)
         gradients = slopes(loss_of(self.model.loss, module(x), y), list(module.parameters()))
         return self._result(task_input, torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy())
+
+    @property
+    def large_bytes(self) -> int:
+        return _vector_of(self.model).nbytes
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """None where clients that diverge have no result."""
+        if self.on_divergence == "skip":
+            return None
+        vector = _vector_of(self.model)
+        return [({"gradient": vector, "count": np.array(float(len(each.data.y_train)))}, each) for each in inputs]
 
     def cost(self, task_input: TaskInput) -> int:
         return len(task_input.data.y_train)

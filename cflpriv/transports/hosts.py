@@ -113,7 +113,10 @@ class Members:
 
 
 class Host(Protocol):
-    """The clients of a simulation, wherever they are. `engine.paths` counts what was computed, everywhere."""
+    """The clients of a simulation, wherever they are. `engine.paths` counts what was computed, everywhere. `count`: of places."""
+
+    @property
+    def count(self) -> int: ...
 
     @property
     def engine(self) -> Engine: ...
@@ -169,6 +172,8 @@ class LocalHost(ClientHost):
                 data = partial(current.__getitem__, place)
                 parties[place] = FederationClient(settings, data, store, entropy, cache=cache, strict=members.strict)
         super().__init__(parties, members.engine)
+        self.count = 1
+        self.postpones = members.tells  # else a client whose training fails would drop out one message later
         self.members, self._current = members, current
         self.evaluated: dict[int, Evaluated] = {}
 
@@ -324,6 +329,7 @@ class SplitHosts:
         self.engine = members.engine
         self._members, self._fresh, self._carrier, self._notify = members, fresh, carrier, notify
         places = sorted(members.identities)
+        self.count = carrier.count
         self._shares = [share for number in range(carrier.count) if (share := places[number :: carrier.count])]
         self._at = {place: number for number, share in enumerate(self._shares) for place in share}
         self._deaths = [0] * len(self._shares)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from ..contract.handles import Held, Labels, Shared
 from ..contract.operations import Parameter, Sampling
+from ..contract.portions import in_portions
 from ..contract.protection import Protection
 from ..contract.transcript import Transcript
 from ..engine import Engine, Result, Task, TaskInput
@@ -17,6 +18,7 @@ from ..errors import InputError
 from ..federation import messages as m
 from ..federation.client import FederationClient
 from ..federation.contract_record import Contract
+from ..federation.protections import Portions, at_once
 from ..federation.server import FederationServer
 from ..federation.store import ObjectStore
 from ..federation.transport import Transport
@@ -164,6 +166,11 @@ class Simulated:
         return self.host.client(client)
 
 
+def _portions(host: Host, engine: Engine) -> Portions:
+    """Portions that let all processes work."""
+    return partial(in_portions, fewest=max(engine.workers, host.count))
+
+
 # --- at the hosts
 
 
@@ -290,6 +297,7 @@ def simulate(
         roster=roster, transcript=transcript, entropy=entropy("server"), session=session, expect=data, privacy_ledger=privacy_ledger,
         clipped=clipped, local=local, strict=strict, witness=partial(_sent, host),
         contract=None if contract is None else structs.replace(contract, roster=b"" if roster is None else roster.digest),
+        portions=_portions(host, members.engine) if (transcript or Transcript()).level == "headers" and transport == "memory" else at_once,
         signed=False,  # without a roster: these clients are where the experimenter put them
     )  # fmt: skip
     if stores is None:

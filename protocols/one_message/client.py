@@ -10,8 +10,10 @@ Reveals: its upload.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import cast
 
 import msgspec
+import numpy as np
 
 from ..copies import check_own
 from ..entropy import Entropy, system_entropy
@@ -138,6 +140,7 @@ def upload(
     several = [contribution] if isinstance(contribution, Contribution) else list(contribution)
     levels, clipped = encode_inputs(several, terms, entropy, policy.most_error)
     record.enter(policy.value, terms, (), [counted_weight(one, terms) for one in several])
+    del contribution, several  # the values may be as large as the upload, and there is one user of both
     seeds = [entropy(32) for _ in seed_sets(terms.helpers, terms.colluding)]
     vector = wrap(counts_first(terms, levels), terms.bits)
     add_masks(vector, ((m.mask_key(agreed, client, number, seed), 1) for number, seed in enumerate(seeds)))
@@ -146,7 +149,8 @@ def upload(
         for helper, key in accepted.keys.items()
     )
     commitments = b"".join(m.commitment(agreed, client, number, seed) for number, seed in enumerate(seeds))
-    return signed_upload(identity, terms, name_digests(terms.session, policy.value.names), vector.tobytes(), boxes, commitments), clipped
+    payload = cast(bytes, vector.view(np.uint8).data)  # encoded without a copy
+    return signed_upload(identity, terms, name_digests(terms.session, policy.value.names), payload, boxes, commitments), clipped
 
 
 def signed_upload(

@@ -179,7 +179,7 @@ class Helper:
             case m.CloseSet():
                 return m.encode(self._close(message.terms, m.names(message.members)))
             case m.OpenSet():
-                return m.encode(self._open(message))
+                return codec.encode_made(lambda: self._open(message))
 
     def _key(self, number: int) -> _Key:
         """The key of a round. Raises `RemoteError` "wrong-round" unless that is the current one."""
@@ -351,10 +351,13 @@ class Helper:
             label, places = m.COUNT, np.arange(terms.clusters)
         elif terms.clusters:
             places = self._large(terms, name, kept, message.counted)
-        masks = [self._summed_masks(terms, name, kept, group, places) for group in groups]
-        hashes = tuple(sha256(mask).digest() for mask in masks)
-        signature = sign(self._identity, label, *m.mask_parts(self.number, name, groups, hashes))
-        return m.OpenedMasks(self.number, context(terms), tuple(masks[: len(message.send)]), hashes, signature)
+        masks, hashes = list[memoryview](), list[bytes]()
+        for place, group in enumerate(groups):
+            mask = self._summed_masks(terms, name, kept, group, places)
+            hashes.append(sha256(mask).digest())
+            masks += [mask] if place < len(message.send) else []
+        signature = sign(self._identity, label, *m.mask_parts(self.number, name, groups, tuple(hashes)))
+        return m.OpenedMasks(self.number, context(terms), tuple(masks), tuple(hashes), signature)
 
     def _large(
         self, terms: HelpedTerms, name: bytes, kept: Sequence[_Kept], counted: Sequence[m.CountMasks]
@@ -372,7 +375,7 @@ class Helper:
 
     def _summed_masks(
         self, terms: HelpedTerms, name: bytes, kept: Sequence[_Kept], group: Sequence[int], places: NDArray[np.intp] | None
-    ) -> bytes:
+    ) -> memoryview:
         """The sum of the masks of a group of seeds over the members of a set, less the noise, as bytes; at these places only."""
         agreed, dtype = context(terms), "<u2" if terms.bits == 16 else "<u4"
         total = np.zeros(vector_length(terms) if places is None else int(places.max()) + 1, dtype)
@@ -385,7 +388,7 @@ class Helper:
         for number in group if terms.noise else ():
             noise = discrete_gaussian(m.noise_key(name, number, seeds[number]), terms.dimension, terms.noise)
             total[: terms.dimension] -= noise.astype(dtype)
-        return (total if places is None else total[places]).tobytes()
+        return (total if places is None else total[places]).view(np.uint8).data  # hashed and encoded without a copy
 
 
 def _slot(terms: HelpedTerms) -> str:

@@ -171,7 +171,7 @@ class OpenedMasks(msgspec.Struct, frozen=True, array_like=True, tag=9, forbid_un
 
     helper: HelperNumber
     context: Bytes32
-    masks: tuple[bytes, ...]
+    masks: tuple[memoryview, ...]  # of the message that they came in
     hashes: tuple[Bytes32, ...]
     signature: Signature
 
@@ -341,7 +341,7 @@ def count_bytes(terms: HelpedTerms) -> int:
 def vector_digest(terms: HelpedTerms, vector: bytes) -> bytes:
     """SHA-256 of a masked vector; of several blocks the masked counts, then SHA-256 of the rest."""
     counts = count_bytes(terms)
-    return vector[:counts] + sha256(vector[counts:]).digest()
+    return bytes(vector[:counts]) + sha256(vector[counts:]).digest()
 
 
 def signed_digest(terms: HelpedTerms, message: MaskedUpload) -> bytes:

@@ -129,6 +129,8 @@ class HelpedServer:
         self._signatures: dict[int, bytes] = {}
         self._asked: dict[int, tuple[tuple[Group, ...], tuple[Group, ...]]] = {}
         self._votes: dict[Group, dict[int, bytes]] = {}
+        self._heard: set[int] = set()
+        self._settled: dict[Group, bytes] = {}
         self._masks: dict[tuple[Group, bytes], NDArray[Any]] = {}
         self._left = set(range(len(seed_sets(terms.helpers, terms.colluding))))
         self._single: set[int] = set()
@@ -253,6 +255,12 @@ class HelpedServer:
 
     def _read(self, answers: Mapping[int, bytes], kind: type[Any], asked: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
         """The usable answers of the helpers that were asked, and the codes of the others. Who gave none is asked no more."""
+        messages, wrong = self._decoded(answers, kind, asked)
+        self.helpers = tuple(helper for helper in self.helpers if helper in messages or helper not in asked)
+        return messages, wrong
+
+    def _decoded(self, answers: Mapping[int, bytes], kind: type[Any], asked: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
+        """The usable answers of the helpers that were asked, and the codes of the others."""
         messages, wrong = dict[int, Any](), dict[int, str]()
         for helper, data in sorted(answers.items()):
             if helper not in asked:
@@ -264,7 +272,6 @@ class HelpedServer:
                 messages[helper] = message
             except RemoteError as error:
                 wrong[helper] = error.code
-        self.helpers = tuple(helper for helper in self.helpers if helper in messages or helper not in asked)
         return messages, wrong
 
     def _open(self) -> dict[int, bytes]:
@@ -281,6 +288,7 @@ class HelpedServer:
                 if seed in held(self.terms, helper):
                     send[helper].append((seed,))
         self._asked = {helper: (tuple(send[helper]), tuple(check[helper])) for helper in self.helpers if send[helper] or check[helper]}
+        self._votes, self._masks, self._settled, self._heard = {}, {}, {}, set()
         return self._openings()
 
     def _openings(self) -> dict[int, bytes]:
@@ -301,7 +309,7 @@ class HelpedServer:
         terms = self.terms
         messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
         counted = {
-            helper: m.CountMasks(helper, message.masks, message.signature)
+            helper: m.CountMasks(helper, tuple(map(bytes, message.masks)), message.signature)
             for helper, message in sorted(messages.items())
             if self._fits(helper, message, m.COUNT)
         }
@@ -320,14 +328,31 @@ class HelpedServer:
             raise TooFewClients(self.counts, terms.minimum)
         self._places = opened_places(terms, self.open_clusters)
 
-    def _opened(self, answers: Mapping[int, bytes]) -> None:
-        messages, _ = self._read(answers, m.OpenedMasks, tuple(self._asked))
-        self._votes, self._masks = {}, {}
-        for helper, message in messages.items():
-            if not self._voted(helper, message):
-                self.helpers = tuple(other for other in self.helpers if other != helper)
+    def opened(self, answers: Mapping[int, bytes]) -> None:
+        """Takes the answers of some helpers to the last messages, before `advance` takes those of the others, so that not all masks are in
+        memory together: a mask that t + 1 helpers confirm is subtracted at once.
+
+        Raises:
+            LocalError: "wrong-stage".
+        """
+        if self.stage != "opening":
+            raise LocalError("wrong-stage")
+        messages, _ = self._decoded(answers, m.OpenedMasks, [helper for helper in self._asked if helper not in self._heard])
+        for helper in list(messages):
+            if self._voted(helper, messages.pop(helper)):
+                self._heard.add(helper)
         for group, votes in self._votes.items():
-            self._settle(group, votes)
+            if group not in self._settled and max(map(list(votes.values()).count, votes.values())) > self.terms.colluding:
+                self._settle(group, votes)
+
+    def _opened(self, answers: Mapping[int, bytes]) -> None:
+        self.opened(answers)
+        self.helpers = tuple(helper for helper in self.helpers if helper in self._heard or helper not in self._asked)
+        for group, votes in self._votes.items():
+            if group in self._settled:
+                self.liars |= {helper for helper, digest in votes.items() if digest != self._settled[group]}
+            else:
+                self._settle(group, votes)
         self._enough(self.helpers)
 
     def _fits(self, helper: int, message: m.OpenedMasks, label: str) -> bool:
@@ -365,7 +390,8 @@ class HelpedServer:
             self._single |= set(group)
             return
         if (certain or len(votes) == len(asked)) and (group, top) in self._masks:
-            self._total[self._places] -= self._masks[group, top]
+            self._total[self._places] -= self._masks.pop((group, top))
+            self._settled[group] = top
             self._left -= set(group)
             self.liars |= {helper for helper, digest in votes.items() if digest != top}
 

@@ -134,13 +134,14 @@ def encode(
         ValueError: if values are not a finite real vector, are integers where levels were not asked for or the reverse, levels lie
         outside the quantiser's (or come with a fraction other than 1), or fraction is outside [0, 1].
     """
-    return _encoded(values, fixed, entropy, fraction, is_levels)[:2]
+    levels = np.empty(values.size, np.int32)
+    return levels, _encoded(values, fixed, entropy, fraction, is_levels, levels)[0]
 
 
 def _encoded(
-    values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: float, is_levels: bool
-) -> tuple[NDArray[np.int32], int, float]:
-    """What `encode` gives, and `relative_error`: 0 for levels."""
+    values: NDArray[Any], fixed: FixedPoint, entropy: Entropy, fraction: float, is_levels: bool, levels: NDArray[np.int32]
+) -> tuple[int, float]:
+    """What `encode` gives, the levels in `levels`, and `relative_error`: 0 for levels."""
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise ValueError(f"values: expected a real vector, got {values.ndim} axes of {values.dtype}")
     if is_levels != (values.dtype.kind in "iu"):
@@ -155,16 +156,18 @@ def _encoded(
             raise ValueError("fraction: integer levels cannot be weighted")
         if values.size and (int(values.max()) > fixed.levels or int(values.min()) < -fixed.levels):
             raise ValueError(f"values: integer levels must lie within {fixed.levels} of zero")
-        return values.astype(np.int32), 0, 0.0
-    return _rounded(values, fixed, entropy, fraction)
+        levels[:] = values
+        return 0, 0.0
+    return _rounded(values, fixed, entropy, fraction, levels)
 
 
-def _rounded(values: NDArray[Any], fixed: FixedPoint, entropy: Entropy | None, fraction: float) -> tuple[NDArray[np.int32], int, float]:
-    """Levels, how many values were clipped, and `relative_error`. Without entropy nothing is rounded, and there are no levels.
+def _rounded(
+    values: NDArray[Any], fixed: FixedPoint, entropy: Entropy | None, fraction: float, levels: NDArray[np.int32] | None = None
+) -> tuple[int, float]:
+    """How many values were clipped, and `relative_error`. With entropy they are rounded, and their levels go to `levels`.
 
     Each part of the vector goes through all steps in place, so that it stays in the cache.
     """
-    levels = np.empty(values.size if entropy is not None else 0, np.int32)
     coins = None if entropy is None else Cipher(algorithms.AES(entropy(32)), modes.CTR(bytes(16))).encryptor()
     x, low = np.empty(min(_ROUNDED, values.size)), np.empty(min(_ROUNDED, values.size))
     clipped, added, length = 0, 0.0, 0.0
@@ -187,12 +190,12 @@ def _rounded(values: NDArray[Any], fixed: FixedPoint, entropy: Entropy | None, f
         np.floor(part, out=floor)
         part -= floor
         added += float(part.sum() - part @ part)
-        if coins is not None:
+        if coins is not None and levels is not None:
             coin = np.frombuffer(coins.update(bytes(4 * some.size)), "<u4")
             part *= 2.0**32
             np.add(floor, coin < part, out=floor)
             levels[start : start + _ROUNDED] = floor
-    return levels, clipped, 0.0 if added == 0 else math.sqrt(added / length) if length > 0 else math.inf
+    return clipped, 0.0 if added == 0 else math.sqrt(added / length) if length > 0 else math.inf
 
 
 def relative_error(values: NDArray[Any], fixed: FixedPoint, fraction: float = 1.0) -> float:
@@ -201,7 +204,7 @@ def relative_error(values: NDArray[Any], fixed: FixedPoint, fraction: float = 1.
     Raises:
         ValueError: if values are not all finite.
     """
-    return _rounded(values, fixed, None, fraction)[2]
+    return _rounded(values, fixed, None, fraction)[1]
 
 
 def decode(total: NDArray[np.int32], fixed: FixedPoint) -> NDArray[np.float64]:
@@ -210,7 +213,9 @@ def decode(total: NDArray[np.int32], fixed: FixedPoint) -> NDArray[np.float64]:
 
 
 def wrap(levels: NDArray[Any], bits: Bits) -> NDArray[Any]:
-    """Integers modulo 2^bits, as little-endian unsigned numbers of that width."""
+    """Integers modulo 2^bits, as little-endian unsigned numbers of that width; of 32 bits in the memory of `levels`, if that fits."""
+    if bits == 32 and levels.dtype.str == "<i4":
+        return levels.view("<u4")
     return levels.astype("<u2" if bits == 16 else "<u4")
 
 
@@ -306,7 +311,8 @@ def encode_inputs(
         fraction = counted_weight(contribution, terms) / terms.weight_limit if terms.weight_limit else 1.0
         start = clusters.index(contribution.cluster) * width
         try:
-            levels, beyond, error = _encoded(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels)
+            levels = x[start : start + terms.dimension]
+            beyond, error = _encoded(contribution.values, terms.fixed, entropy, fraction, contribution.is_levels, levels)
             if error > most_error:
                 step = terms.clip / terms.levels / fraction
                 raise LocalError(
@@ -314,7 +320,6 @@ def encode_inputs(
                     f"rounding to steps of {step:.3g} would change the values by {error:.0%} of their length, more than {most_error:.0%}; "
                     "use a smaller clip or weight_limit, 32 bits, or fewer clients",
                 )
-            x[start : start + terms.dimension] = levels
             if terms.weight_limit:
                 share = np.array([fraction * terms.clip])
                 x[start + terms.dimension] = encode(share, terms.fixed, entropy)[0][0]

@@ -124,7 +124,7 @@ class Collected:
         """The real numbers (d,) that residues stand for."""
         return decode(unwrap(residues, self.terms.bits), self.terms.fixed)[: self.terms.dimension]
 
-    def _residues(self, data: bytes) -> Array:
+    def _residues(self, data: bytes | memoryview) -> Array:
         return np.frombuffer(data, "<u2" if self.terms.bits == 16 else "<u4")
 
 

@@ -251,7 +251,7 @@ class _Lying:
         opened = steps.decode_from_helper(answer.message, self._sums.terms)
         assert isinstance(opened, steps.OpenedMasks)
         width = self._sums.terms.bits // 8
-        masks = tuple(mask[: width - 1] + bytes([mask[width - 1] ^ 0x20]) + mask[width:] for mask in opened.masks)
+        masks = tuple(mask[: width - 1] + bytes([mask[width - 1] ^ 0x20]) + mask[width:] for mask in map(bytes, opened.masks))
         hashes = tuple(steps.digest_of(mask) for mask in masks) + tuple(bytes(32) for _ in opened.hashes[len(masks) :])
         parts = steps.mask_parts(self._helper, _name(self._sums, steps.names(ask.members)), (*ask.send, *ask.check), hashes)
         signature = sign(self._sums.run.holders[self._helper], steps.OPEN, *parts)

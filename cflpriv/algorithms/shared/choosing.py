@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ...engine import Device, ManyTask, Result, Task, TaskInput
+from ...engine import Device, Later, LaterTask, ManyTask, Result, RunNow, Task, TaskInput
 from ...engine.device import in_use
 from ...errors import InputError
 from ...privacy.settings import Noise
@@ -93,6 +93,27 @@ class PickAndTrain:
         results, path = many(self.then, [task_input for task_input, _, _ in picked], device)
         return [self._result(choice, result) for choice, result in zip(picked, results, strict=True)], path
 
+    @property
+    def large_bytes(self) -> int:
+        return int(getattr(self.then, "large_bytes", 0))
+
+    def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
+        """The choices now, and the local work, at the chosen model alone, later."""
+        if not isinstance(self.then, LaterTask):
+            return None
+        whole = whole_models(inputs, self.shared)
+        losses = run(self.losses, whole)
+        picked = self._pick(whole, losses)
+        waiting = self.then.later([task_input for task_input, _, _ in picked], run)
+        if waiting is None:
+            return None
+        declared = []
+        for sent, lowest, choice, (result, _) in zip(inputs, losses, picked, waiting, strict=True):
+            models = sent.params["model"]
+            taken = models[int(lowest["choice"])] if isinstance(models, list) else sent.array("model")
+            declared.append((self._result(choice, result), replace(sent, params={**sent.params, "model": [taken]}, choice=(choice[1],))))
+        return declared
+
     def _pick(self, inputs: Sequence[TaskInput], losses: Sequence[Result]) -> list[tuple[TaskInput, int, float]]:
         picked = []
         for task_input, result in zip(inputs, losses, strict=True):
@@ -113,7 +134,11 @@ class PickAndTrain:
         common = {**kept, "choice": np.array(chosen), "loss": np.full(LOSS_COPIES, loss / LOSS_UNIT)}
         if not self.shared:
             return {**common, "step": result[self.part]}
-        joint, own = parted(np.asarray(result[self.part]), self.shared)
+        step = result[self.part]
+        if isinstance(step, Later):
+            length = sum(stop - start for start, stop in self.shared)
+            return {**common, "step": Later((step.shape[0] - length,), step.dtype), "shared": Later((length,), step.dtype)}
+        joint, own = parted(np.asarray(step), self.shared)
         return {**common, "step": own, "shared": joint}
 
 

@@ -9,8 +9,10 @@ from weakref import ref
 import numpy as np
 
 from ...algorithms.interface import Served
+from ...contract.portions import PORTION_BYTES
 from ...engine import Result, Streams, TaskInput
 from ...engine.models import Model
+from ...federation.postponed import together
 from ...tasks.evaluation import Evaluate
 from ...transports.hosts import Evaluated, LocalHost
 from ...transports.simulation import Simulated, simulate
@@ -68,11 +70,11 @@ def _local_results(host: LocalHost, clients: Sequence[int], model: Model, seed: 
         kept = host.client(client).values.kept("trained")
         held[client] = initial if kept is None else kept[0]
     changed = [client for client in clients if client not in known or not known[client].is_of(task, held[client])]
-    for some in (changed[at : at + AT_ONCE] for at in range(0, len(changed), AT_ONCE)):
-        streams = [Streams(seed, round, client) for client in some]
+    size = max(1, host.engine.workers, min(AT_ONCE, PORTION_BYTES // initial.nbytes))
+    for some in (changed[at : at + size] for at in range(0, len(changed), size)):
         inputs = [
-            TaskInput(host.members.data[client], {"model": np.asarray(held[client])}, {}, own)
-            for client, own in zip(some, streams, strict=True)
+            TaskInput(host.members.data[client], {"model": np.asarray(vector)}, {}, Streams(seed, round, client))
+            for client, vector in zip(some, together([held[client] for client in some]), strict=True)
         ]
         results = zip(some, host.engine.run(task, inputs, Counter()), strict=True)
         known.update({client: Evaluated(task, ref(held[client]), result) for client, result in results})
@@ -80,7 +82,7 @@ def _local_results(host: LocalHost, clients: Sequence[int], model: Model, seed: 
 
 
 AT_ONCE = 256
-"""Local models whose vectors are in memory together."""
+"""Local models whose vectors are in memory together, at most; few if they are large."""
 
 
 @lru_cache(maxsize=4)
