@@ -37,7 +37,7 @@ FEWEST_OF_LABEL, MOST_LABELS = 2, 12
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class UpdateOrigin:
     """What explains an update of one client: the cosine with the own direction, and the gains of others' data.
 
     `clients`: of the samples of all clients together; `another`: of one other client's; `same`: of auxiliary samples with the client's
@@ -55,7 +55,7 @@ class Origin:
     ratio: float
 
 
-_ORIGINS: WeakKeyDictionary[System, list[Origin]] = WeakKeyDictionary()
+_ORIGINS: WeakKeyDictionary[System, list[UpdateOrigin]] = WeakKeyDictionary()
 """What was found for a system, which several checks ask for."""
 
 
@@ -69,7 +69,7 @@ def _fitted(update: Array, directions: list[Array]) -> float:
     return cosine(update, np.stack(unit, axis=1) @ weights)
 
 
-def _origins(system: System) -> list[Origin]:
+def _origins(system: System) -> list[UpdateOrigin]:
     """The origins of the first and the last update of each client."""
     if system not in _ORIGINS:
         clients, model = system.scored[:MOST_CLIENTS], system.model
@@ -83,7 +83,7 @@ def _origins(system: System) -> list[Origin]:
     return _ORIGINS[system]
 
 
-def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: Array, clients: list[int]) -> Origin:
+def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: Array, clients: list[int]) -> UpdateOrigin:
     """The origin of an update (d,)."""
     length = float(np.linalg.norm(update))
     unit, x, y = update / length, system.case.prior.x, system.case.prior.y
@@ -97,7 +97,7 @@ def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: A
     left = math.sqrt(max(0.0, 1 - explained**2) / len(update))
     expected = (record.scale or math.nan) * float(np.linalg.norm(own))
     ratio = length / expected if record.settings.optimizer.lower() == "sgd" and expected > 0 else math.nan
-    return Origin(
+    return UpdateOrigin(
         record.client, explained, _fitted(unit, [own, *others]) - explained,
         max((_fitted(unit, [own, other]) for other in others), default=explained) - explained, same - explained,
         _fitted(unit, [own, *by_label]) - explained, left * (math.sqrt(len(others) + len(by_label)) + DEVIATIONS), ratio,

@@ -10,7 +10,7 @@ What correct input would need to fail, with its probability:
 - repeated: more than half of the samples outside repeat others, where auxiliary samples do not;
 - near members: more than `SHARED` of a set are nearer to a member than `NEAR` of the median distance of two neighbours in the auxiliary
   samples, where at most `WITHIN` are as near to each other;
-- apart: of members, and of samples outside, in labels that both have, more than `TOLD` are nearest to one of their own set, and as many as
+- apart: of members, and of samples outside, in labels that both have, more than `RECOGNISED` are nearest to their own set, and as many as
   at `APART_DEVIATIONS` deviations of random sets, so that the sets are told apart without the model;
 - labels: nearest neighbours among clients' samples predict the clients' own labels, but those of auxiliary samples less than half as well
   (`DEVIATIONS` standard errors), and no better than after a permutation of their labels (p > `CHANCE`).
@@ -34,7 +34,7 @@ BOUNDED = 0.01
 """Data are bounded if more than this share of values, and five at least, is at an end of the range exactly."""
 SHARED, WITHIN, HALF = 0.05, 0.02, 0.5
 NEAR = 0.05
-TOLD, APART_DEVIATIONS = 0.8, 6.0
+RECOGNISED, APART_DEVIATIONS = 0.8, 6.0
 FEWEST_ROWS, FEWEST_TWICE = 4, 10
 GRID = 1e-6
 """Rows are equal if they are equal after rounding to this, on the scale on which auxiliary samples are."""
@@ -224,7 +224,7 @@ def apart_samples(system: System) -> str:
     for own in (of_outside, ~of_outside):
         chance = (own.sum() - 1) / (len(rows) - 1)
         deviation = np.sqrt(chance * (1 - chance) / own.sum())
-        if agrees[own].mean() < max(TOLD, chance + APART_DEVIATIONS * deviation):
+        if agrees[own].mean() < max(RECOGNISED, chance + APART_DEVIATIONS * deviation):
             return ""
     return (
         f"outside: samples differ from members by themselves: of {agrees.mean():.0%} the nearest other sample is of their own set, so that "

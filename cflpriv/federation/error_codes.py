@@ -34,7 +34,7 @@ CLIENTS: dict[str, str] = {
     "not-held": "the client does not hold the value asked for: it lost its state, or the value was dropped",
     "bad-input": "the parameters do not fit the task, or are not finite; without a protection also: the client's data do not fit",
     "bad-result": "the application's train function returned no arrays, or not the model's by names, shapes and floating dtypes",
-    "no-examples": "the application's train function returned no number of examples of 1 or more, by which the server weighs updates",
+    "no-examples": "the application's train function stated no number of examples of 1 or more, which weighs its update",
     "no-signature": "the application's signature is not one: a few orthonormal rows as long as a sample, all numbers finite",
     "too-large": "the task, or its parameters, are over `[limits]` of the client's own settings",
     "removed": "the client was removed for good",

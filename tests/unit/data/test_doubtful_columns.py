@@ -37,7 +37,7 @@ def cells(**more: Sequence[Any]) -> Cells:
     }  # fmt: skip
 
 
-def written(
+def saved_table(
     path: Path, table: Mapping[str, Sequence[Any]], before: str = "", after: str = "", mark: str = ",", header: bool = True
 ) -> Path:
     rows = [mark.join(map(str, row)) for row in zip(*table.values(), strict=True)]
@@ -59,7 +59,7 @@ def every(step: int, cell: str, name: str) -> Cells:
 
 
 def test_a_good_table_passes(tmp_path: Path) -> None:
-    assert remarks([written(tmp_path / "a.csv", cells())])[0] == ()
+    assert remarks([saved_table(tmp_path / "a.csv", cells())])[0] == ()
 
 
 # --- warnings and notes -----------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ NOTED: dict[str, tuple[Cells, str]] = {
 @pytest.mark.parametrize("kind", WARNED)
 def test_what_spoils_a_result_is_a_warning(kind: str, tmp_path: Path) -> None:
     table, words = WARNED[kind]
-    path = written(tmp_path / "a.csv", table)
+    path = saved_table(tmp_path / "a.csv", table)
     (found,) = remarks([path])[0]
     assert found.startswith(str(path))
     assert re.search(words, found), found
@@ -99,7 +99,7 @@ def test_what_spoils_a_result_is_a_warning(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", NOTED)
 def test_what_is_odd_is_a_note(kind: str, tmp_path: Path) -> None:
     table, words = NOTED[kind]
-    warnings, notes = remarks([written(tmp_path / "a.csv", table)])
+    warnings, notes = remarks([saved_table(tmp_path / "a.csv", table)])
     assert not warnings
     assert any(re.search(words, note) for note in notes), notes
 
@@ -108,29 +108,29 @@ def test_a_text_column_that_names_the_client_is_a_warning(tmp_path: Path) -> Non
     schema = (Column("age"), Column("dose"), Column("clinic", "category", categories=("A", "B", "C", "D")))
     for step, count in ((4, 1), (3, 0)):
         table = cells(clinic=["ABCD"[i % step] for i in range(ROWS)])
-        assert len(remarks([written(tmp_path / f"{step}.csv", table)], columns=schema)[0]) == count
+        assert len(remarks([saved_table(tmp_path / f"{step}.csv", table)], columns=schema)[0]) == count
 
 
 def test_a_total_and_columns_of_one_file_are_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", cells(), after="Total,6000.0,30.0,no\n")
+    path = saved_table(tmp_path / "a.csv", cells(), after="Total,6000.0,30.0,no\n")
     assert any("row 122: 'Total' in column 'client' occurs in the last row alone" in doubt for doubt in remarks([path])[0])
     more = {name: column[:40] for name, column in cells(extra=range(ROWS)).items()} | {"age": [f"{i / 7:.3f}" for i in range(40)]}
-    notes = remarks([written(tmp_path / "b.csv", cells()), written(tmp_path / "c.csv", more)])[1]
+    notes = remarks([saved_table(tmp_path / "b.csv", cells()), saved_table(tmp_path / "c.csv", more)])[1]
     assert any("c.csv: column 'extra' is in this file alone, so it is not used" in note for note in notes)
 
 
 def test_test_rows_of_one_class_are_named(tmp_path: Path) -> None:
     test = {name: column[:40] for name, column in cells(label=["no"] * ROWS).items()} | {"age": [f"{i / 7:.3f}" for i in range(40)]}
-    warnings, _ = remarks([written(tmp_path / "a.csv", cells()), written(tmp_path / "b.csv", test)])
+    warnings, _ = remarks([saved_table(tmp_path / "a.csv", cells()), saved_table(tmp_path / "b.csv", test)])
     assert any("all 40 test rows have the class 'no', so their accuracy tells nothing of the other 1" in doubt for doubt in warnings)
 
 
 def test_a_column_of_clients_with_a_row_each_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", cells(client=[f"c{i % 5 if i < 60 else i}" for i in range(ROWS)]))
+    path = saved_table(tmp_path / "a.csv", cells(client=[f"c{i % 5 if i < 60 else i}" for i in range(ROWS)]))
     assert any("column 'client' (data.client_column) has 65 names in 120 rows; is it another column?" in d for d in remarks([path])[0]), (
         remarks([path])
     )
-    path = written(tmp_path / "b.csv", cells(client=[f"c{i}" for i in range(ROWS)]))
+    path = saved_table(tmp_path / "b.csv", cells(client=[f"c{i}" for i in range(ROWS)]))
     with pytest.raises(
         InputError, match=r"leaves no test row of 120, which are divided into 120 clients or classes; is data\.client_column"
     ):
@@ -142,7 +142,7 @@ def test_a_column_of_clients_with_a_row_each_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_other_separators_are_named_everywhere(mark: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", cells(), mark=mark)
+    path = saved_table(tmp_path / "a.csv", cells(), mark=mark)
     for read in (lambda: remarks([path]), lambda: guessed(path)):
         with pytest.raises(InputError, match=r"has one column, 'client.*separated by something else than commas"):
             read()
@@ -150,17 +150,17 @@ def test_other_separators_are_named_everywhere(mark: str, tmp_path: Path) -> Non
 
 def test_a_header_that_is_data_or_comes_again_is_refused(tmp_path: Path) -> None:
     table = cells()
-    path = written(tmp_path / "a.csv", table, after=f"{','.join(table)}\n")
+    path = saved_table(tmp_path / "a.csv", table, after=f"{','.join(table)}\n")
     with pytest.raises(InputError, match=r"a\.csv: row 122 is the header again; remove it"):
         remarks([path])
     with pytest.raises(InputError, match=r"b\.csv: the first row has cells that occur in its columns again \('s0', .*so it is data"):
-        remarks([written(tmp_path / "b.csv", table, header=False)])
+        remarks([saved_table(tmp_path / "b.csv", table, header=False)])
 
 
 def test_names_that_are_numbers_in_order_are_a_header(tmp_path: Path) -> None:
     """As pandas names columns, and as spectra have them."""
     draws = np.random.default_rng(1).integers(0, 16, (ROWS, 20))
-    assert remarks([written(tmp_path / "a.csv", cells(**{str(i): draws[:, i].tolist() for i in range(20)}))])[0] == ()
+    assert remarks([saved_table(tmp_path / "a.csv", cells(**{str(i): draws[:, i].tolist() for i in range(20)}))])[0] == ()
 
 
 # --- cells of other types -----------------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ GUESSED: dict[str, tuple[Callable[[int], str], str, str]] = {
 @pytest.mark.parametrize("kind", GUESSED)
 def test_a_guess_is_right_or_says_why_not(kind: str, tmp_path: Path) -> None:
     cell, kept, words = GUESSED[kind]
-    guess = guessed(written(tmp_path / "a.csv", cells(x=[cell(i) for i in np.random.default_rng(0).permutation(ROWS).tolist()])))
+    guess = guessed(saved_table(tmp_path / "a.csv", cells(x=[cell(i) for i in np.random.default_rng(0).permutation(ROWS).tolist()])))
     (column,) = [column for column in guess.columns if column.name == "x"]
     assert column.type == kept
     assert re.search(words, guess.remarks.get("x", "")), guess.remarks
