@@ -124,7 +124,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     assert calls == list(FEW)
     audit = json.loads((run / "audit.json").read_text(encoding="utf-8"))
     kept = audit["cells"]
-    assert FEW[0] in audit["about"]["not_run"]["attacks"]  # by the server alone
+    assert audit["about"]["by_adversary"] == {"server": [FEW[0]]}
     assert FEW[1] in audit["about"]["not_run"]["attacks"]  # which was asked for
     assert {cell["attack"] for cell in kept} == {FEW[0], "coverage"}  # what was finished is there, and what nobody has read yet
     calls.clear()
