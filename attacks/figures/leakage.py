@@ -243,7 +243,8 @@ class Case:
     """One adversary on one run. `reference` is the server's view of the same pipeline without protection, on the same data and seed.
 
     `rows` are the vectors that clients had compared when the run began, by client, (p, d): truth for scorers, and the attacker's knowledge
-    of the clients it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum.
+    of the clients it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum. `has_updates`: the
+    adversary has clients' updates that are in no message of `view`, as in another system.
     """
 
     view: AdversaryView
@@ -255,6 +256,7 @@ class Case:
     budget: Budget = BUDGETS["standard"]
     rows: Mapping[int, Array] = field(default_factory=dict)
     record: AdversaryView | None = None
+    has_updates: bool = False
 
 
 def prior_of(population: Population, seed: int, size: int = 2000, rows_per_part: int = 0, config: Config | None = None) -> Prior:
@@ -337,7 +339,7 @@ def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None 
     """
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    seen: CellStatus = "not_applicable" if depends_on_data(case.view) else "nothing_to_see"
+    seen: CellStatus = "not_applicable" if case.has_updates or depends_on_data(case.view) else "nothing_to_see"
     status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else seen
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 

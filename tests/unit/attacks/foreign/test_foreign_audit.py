@@ -258,7 +258,7 @@ def test_parameters_alone_are_audited_under_the_statistics_of_auxiliary_samples(
     assert cells["histogram_l1"].status == "leaks", cells["histogram_l1"].line()
     assert "normalised by the statistics of these samples" in cells["histogram_l1"].note
     assert cells["update_gradients_auc"].value is not None
-    assert cells["activation_mean_error"].status == "nothing_to_see"
+    assert cells["activation_mean_error"].status == "not_applicable"
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "of our own"])
@@ -311,7 +311,7 @@ def test_with_all_labels_the_scale_is_rate_times_steps() -> None:
         clients, auxiliary = dealt(80, 3, 10)
         updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in clients]
     figures = {cell.metric: cell for cell in audit_updates(model, updates, auxiliary, how, attacks=["label_inference"])}
-    assert figures["label_set_accuracy"].status == "nothing_to_see"
+    assert figures["label_set_accuracy"].status == "not_applicable"
     assert figures["histogram_l1"].value is not None
     assert figures["histogram_l1"].value < 0.1
 
