@@ -40,7 +40,7 @@ from ...randomness import stream
 from ...types import Array
 from ..figures.family import judged_together
 from ..figures.leakage import Cell, Truth, cell, nothing
-from ..figures.significance import RATE
+from ..figures.significance import RATE, chance
 from ..figures.verdicts import audit_text
 from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
@@ -191,7 +191,8 @@ def _member_cell(system: System, metric: str, kind: str, outcome: MembershipOutc
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
         status="leaks" if p < RATE else "inconclusive", seeds=(case.seed,), note=words, margin=MEMBER_MARGIN[kind], p=p,
     )  # fmt: skip
-    return alone(made, at.members)
+    perfect = MembershipOutcome(outcome.member.astype(np.float64), outcome.blank, outcome.member)
+    return alone(made, at.members, member_p(perfect, kind, case.seed))
 
 
 # --- running statistics ---------------------------------------------------------------------------------------------------------------
@@ -223,7 +224,8 @@ def _statistics(system: System) -> AttackOutput:
     )
     errors_seen, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
     made = cell(case, name, metric, errors_seen, blank, errors_seen, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
-    return [alone(made, len(errors))], None
+    best = chance(np.zeros(len(errors)), -blank, STATISTICS_MARGIN)  # of errors that are all 0
+    return [alone(made, len(errors), best)], None
 
 
 def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array) -> Array:

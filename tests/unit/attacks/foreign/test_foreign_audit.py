@@ -353,6 +353,22 @@ def test_two_clients_decide_nothing() -> None:
     assert cells["histogram_l1"].line().endswith("not_validated (2 score(s) decide nothing, 3 are needed)")
 
 
+def test_a_figure_that_a_perfect_recovery_would_not_make_a_leak_is_not_validated() -> None:
+    """Clients have the label shares of the auxiliary samples, so that knowing them exactly gains nothing."""
+    how, (clients, (x, y)) = LoopSettings(lr=0.2), dealt(300, 4, 10)
+    even = [
+        (x[places], y[places]) for x, y in (*clients, (x, y)) for places in [torch.cat([(y == k).nonzero()[:20, 0] for k in range(10)])]
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(4)
+        model = network()
+        updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in even[:-1]]
+    figures = {cell.metric: cell for cell in audit_updates(model, updates, even[-1], how, attacks=["label_inference"])}
+    assert figures["histogram_l1"].baseline == pytest.approx(0.0)
+    assert figures["histogram_l1"].status == "not_validated"
+    assert "even a perfect recovery" in figures["histogram_l1"].line()
+
+
 def test_later_rounds_are_read_with_the_first() -> None:
     model, updates, auxiliary = scene()
     with torch.random.fork_rng(devices=[]):
