@@ -15,7 +15,8 @@ With one seed, interval and status are over clients. Over several seeds (`poolin
 the interval is over seeds. The probability that a figure without a leak is reported as a leak is at most `RATE`. Tests of one figure share
 this rate: half for the recorded run by itself, a quarter for all runs by themselves (the smallest p, and all p together), the rest for a
 paired t-test over seeds. The figures of an audit are corrected for their number (`family`). Where one run is no more than a toss of a coin
-(`Cell.coin`), a leak needs six seeds or more, nearly all of which agree.
+(`Cell.coin`), a leak needs six seeds or more, nearly all of which agree. With fewer
+the figure is `inconclusive`, and its note says so.
 
 `at_baseline` needs an interval of the paired difference whose far end is within the margin, and a power of at least `ENOUGH`. Power: the
 probability that a leak half as large as the unprotected run's would be reported (`significance.power`; over seeds: of the t-test alone). An

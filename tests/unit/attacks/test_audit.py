@@ -415,7 +415,7 @@ def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkey
 def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were not kept, rounds that were not attacked, and clients of the attacker's own whose training diverges."""
     scores = np.zeros(20)
-    seen: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=0)
+    seen: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=0)
     safe = leakage.cell(seen, "own", "label_set_accuracy", scores, scores, scores + 1, margin=0.1, share=True)
     empty = nothing(seen, "own", "m", "no signature is in this view")
     monkeypatch.setattr(audit, "case_of", lambda *given: seen)
