@@ -52,6 +52,7 @@ from .significance import (
     interval,
     is_count,
     judge,
+    p_words,
     power,
 )
 
@@ -138,7 +139,7 @@ class Cell:
         if self.p is None or self.exact or self.status in ("nothing_to_see", "not_applicable", "not_attempted"):
             return ""
         beyond = self.status == "inconclusive" and self.gain_high is not None and self.gain_high > self.margin
-        return f" (margin {self.margin:g}, p = {self.p:.2g}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
+        return f" (margin {self.margin:g}, {p_words(self.p)}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
 
 
 @dataclass(frozen=True, eq=False)

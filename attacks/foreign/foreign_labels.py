@@ -13,7 +13,7 @@ import torch
 
 from ...types import Array
 from ..figures.leakage import Cell, nothing
-from ..figures.significance import FEWEST_SCORES, RATE
+from ..figures.significance import FEWEST_SCORES, RATE, p_words
 from ..labels.label_inference import LabelGuess, label_cells, perfect_chances
 from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
 from .foreign_simulation import by_order, read_by_simulation
@@ -92,7 +92,7 @@ def alone(figure: Cell, scores: int, best: float) -> Cell:
     if figure.value is None:
         return figure
     rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {figure.margin:g}"
-    rule += "" if figure.p is None else f", p = {figure.p:.2g}; a leak needs p < {RATE:g}"
+    rule += "" if figure.p is None else f", {p_words(figure.p)}; a leak needs p < {RATE:g}"
     if scores < FEWEST_SCORES:
         rule += f"; {scores} score(s) decide nothing, {FEWEST_SCORES} are needed"
     elif figure.counted and 0.5**figure.counted >= RATE:

@@ -16,7 +16,7 @@ from cflpriv.attacks.adversary import AdversaryView
 from cflpriv.attacks.figures import leakage
 from cflpriv.attacks.figures.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
-from cflpriv.attacks.figures.significance import ENOUGH, RATE, chance, chance_of_matching, interval, power, t_chance, t_power
+from cflpriv.attacks.figures.significance import ENOUGH, RATE, chance, chance_of_matching, interval, p_words, power, t_chance, t_power
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 
@@ -47,6 +47,14 @@ def shares(values: Sequence[float]) -> Cell:
 def bare(one: Cell) -> Cell:
     """A figure whose run has a rule of its own, so that only its status is known."""
     return replace(one, p=None)
+
+
+@given(st.floats(0.0, 1.0, exclude_min=True))
+def test_a_p_is_printed_no_smaller_than_a_test_can_promise(p: float) -> None:
+    relation, number = p_words(p).split()[1:]
+    assert relation == ("<" if p < 1e-4 else "=")
+    assert float(number) >= 1e-4
+    assert relation == "<" or float(number) == pytest.approx(p, rel=0.06)
 
 
 # --- leaks of single runs -----------------------------------------------------------------------------------------------------------
