@@ -3,7 +3,7 @@
 Status of a cell:
 
 - `leaks`: the attack beats the baseline by the margin.
-- `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference.
+- `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference; or a proof (`exact`) shows no leak.
 - `not_validated`: the attack beats the baseline neither here nor on the reference.
 - `not_attempted`: the attack was not made on what the view holds.
 - `not_applicable`: the view holds nothing of the form that this attack reads, or the truth nothing to find. Other attacks read the rest.
@@ -15,7 +15,7 @@ With one seed, interval and status are over clients. Over several seeds (`poolin
 the interval is over seeds. The probability that a figure without a leak is reported as a leak is at most `RATE`. Tests of one figure share
 this rate: half for the recorded run by itself, a quarter for all runs by themselves (the smallest p, and all p together), the rest for a
 paired t-test over seeds. The figures of an audit are corrected for their number (`family`). Where one run is no more than a toss of a coin
-(`Cell.coin`), a leak needs six seeds or more, nearly all of which agree. With fewer
+(`Cell.coin`), a leak needs six seeds or more, and nearly all have to agree. With fewer
 the figure is `inconclusive`, and its note says so.
 
 `at_baseline` needs an interval of the paired difference whose far end is within the margin, and a power of at least `ENOUGH`. Power: the
