@@ -39,7 +39,7 @@ from ...files import toml_text, write_atomically, write_packed
 from ...randomness import stream
 from ...types import Array
 from ..figures.family import judged_together
-from ..figures.leakage import Cell, Truth, cell, nothing
+from ..figures.leakage import Cell, Truth, cell, in_words_of, nothing
 from ..figures.significance import RATE, chance
 from ..figures.verdicts import audit_text
 from ..labels.label_readings import ONE_STEP, PATH
@@ -111,11 +111,14 @@ def outputs_of(system: System, attacks: Sequence[str] | None = None) -> tuple[di
             raise InputError(f"attack {name!r}: does not read updates of other systems; known are {', '.join(FOREIGN_ATTACKS)}")
     chosen = {name: attack for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
     doubts = doubts_of(system)
+    made: dict[str, AttackOutput]
     if doubts:
         why = "; ".join(doubts.values())
         cells = {name: replace(nothing(system.case, name, METRICS[name], why), status="evidence_doubtful") for name in chosen}
-        return {name: ([cell], None) for name, cell in cells.items()}, doubts
-    return {name: attack(system) for name, attack in chosen.items()}, doubts
+        made = {name: ([cell], None) for name, cell in cells.items()}
+    else:
+        made = {name: attack(system) for name, attack in chosen.items()}
+    return {name: (in_words_of(system.case.prior.shape, cells), arrays) for name, (cells, arrays) in made.items()}, doubts
 
 
 # --- membership ---------------------------------------------------------------------------------------------------------------------

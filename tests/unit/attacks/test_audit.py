@@ -487,6 +487,19 @@ def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
     assert "would send unchanged" in alone.sentence
 
 
+@pytest.mark.parametrize(
+    ("adversary", "who"), [("server", "the server with 15 colluding clients learns"), ("server+1", "15 more colluding")]
+)
+def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: str) -> None:
+    sybil = figure_of("sybil_span", "leaks", 0.1, baseline=1.0, lower_is_better=True, k_known=15, adversary=adversary)
+    (verdict,) = verdicts_of([sybil])
+    assert who in verdict.sentence
+    learned = replace(sybil, attack="gram_geometry")
+    assert "which knows 15 clients' data" in verdicts_of([learned])[0].sentence
+    (second,) = verdicts_of([figure_of("membership", "leaks", 1.0, metric="model_lira_auc", adversary=adversary), sybil])
+    assert "sybil span (with 15 colluding clients)" in second.sentence
+
+
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
     training = figure_of("dp_audit", "at_baseline", 1.4, metric="training_epsilon", baseline=1.6, power=0.99)
     run = figure_of("dp_audit", "at_baseline", 2.9, metric="run_epsilon", baseline=4.0, power=0.95)

@@ -369,6 +369,17 @@ def test_a_figure_that_a_perfect_recovery_would_not_make_a_leak_is_not_validated
     assert "even a perfect recovery" in figures["histogram_l1"].line()
 
 
+def test_rows_of_a_table_are_called_samples() -> None:
+    how, x = LoopSettings(lr=0.1), torch.rand(160, 6, generator=torch.Generator().manual_seed(3))
+    y = torch.arange(160) % 2
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    parts = [(x[at : at + 30], y[at : at + 30]) for at in range(0, 120, 30)]
+    updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in parts]
+    cells = audit_updates(model, updates, (x[120:], y[120:]), how, attacks=["gradient_inversion"])
+    assert [cell.metric for cell in cells] == ["sample_psnr_db"]
+    assert "image" not in cells[0].note
+
+
 def test_later_rounds_are_read_with_the_first() -> None:
     model, updates, auxiliary = scene()
     with torch.random.fork_rng(devices=[]):
