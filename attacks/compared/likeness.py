@@ -133,5 +133,5 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         found = tuple(alike(of_view, clients, case.prior.groups) for of_view in tables)
         note = f"{key[0]} {key[1]}: groups up to renaming, their number known; baseline: the same groups dealt at random, or the largest"
         figures.append(group_cell(case, NAME, metric, (found[0], found[1]), clients, margin=MARGIN, note=note))
-    why = "clients send no rows that could be compared" if data_parts(case.view) else "no number of clients' data is in this view"
+    why = "no rows of clients to compare are in this view" if data_parts(case.view) else "no number of clients' data is in this view"
     return figures or [nothing(case, NAME, metric, why)], None

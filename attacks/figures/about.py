@@ -33,20 +33,29 @@ def left_out(adversaries: Collection[str]) -> dict[str, str]:
 def extent(done: Collection[tuple[str, str]], planned: Collection[tuple[str, str]]) -> dict[str, Any]:
     """What of an audit is finished, and what is not.
 
-    `done` are (adversary, attack) of figures that were made; `planned` those of an audit that was asked for nothing less: an attack is left
-    as long as one of its adversaries is.
+    `done` are (adversary, attack) of figures that were made; `planned` those of an audit that was asked for nothing less. An attack is in
+    `attacks` once an adversary made it, and in `not_run` while none did. The lists `by_adversary` say who made it, and who did not.
     """
-    left = {name for viewer, name in planned if (viewer, name) not in done}
-    made = {name for _, name in done} - left
+    viewers = dict.fromkeys(viewer for viewer, _ in done)
+    left = [pair for pair in planned if pair not in done]
+    made = {name for _, name in done}
     return {
-        "adversaries": list(dict.fromkeys(viewer for viewer, _ in done)),
-        "attacks": [name for name in ATTACKS.names() if name in made],
+        "adversaries": list(viewers),
+        "attacks": _in_order(made),
+        "by_adversary": {viewer: _in_order({name for by, name in done if by == viewer}) for viewer in viewers},
         "not_run": {
-            "adversaries": left_out({viewer for viewer, _ in done}),
-            "attacks": [name for name in ATTACKS.names() if name in left],
+            "adversaries": left_out(viewers),
+            "attacks": _in_order({name for _, name in left} - made),
+            "by_adversary": {
+                viewer: _in_order({name for by, name in left if by == viewer}) for viewer in dict.fromkeys(by for by, _ in left)
+            },
             "active": "active attacks are run by --active on a configuration",
         },
     }
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    return [name for name in ATTACKS.names() if name in names]
 
 
 def about_audit(

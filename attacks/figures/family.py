@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .leakage import Cell
-from .significance import RATE
+from .significance import RATE, p_words
 
 __all__ = ["AIMED", "Family", "FamilyPart", "judged_together"]
 
@@ -80,7 +80,7 @@ def _is_tested(cell: Cell) -> bool:
 
 
 def _withdrawn(cell: Cell, tested: int, aimed: float) -> Cell:
-    chance = "" if cell.p is None else f" (p = {cell.p:.2g})"
+    chance = "" if cell.p is None else f" ({p_words(cell.p)})"
     of = "bounds on epsilon" if cell.metric.endswith("_epsilon") else "figures"
     words = f"; significant by itself{chance}, but not after correction for the {tested} {of} tested in this audit (error rate {aimed:.1%})"
     return replace(cell, status="inconclusive", note=cell.note + words)

@@ -3,7 +3,7 @@
 Status of a cell:
 
 - `leaks`: the attack beats the baseline by the margin.
-- `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference.
+- `at_baseline`: the attack does not beat the baseline, although it does on the unprotected reference; or a proof (`exact`) shows no leak.
 - `not_validated`: the attack beats the baseline neither here nor on the reference.
 - `not_attempted`: the attack was not made on what the view holds.
 - `not_applicable`: the view holds nothing of the form that this attack reads, or the truth nothing to find. Other attacks read the rest.
@@ -15,7 +15,8 @@ With one seed, interval and status are over clients. Over several seeds (`poolin
 the interval is over seeds. The probability that a figure without a leak is reported as a leak is at most `RATE`. Tests of one figure share
 this rate: half for the recorded run by itself, a quarter for all runs by themselves (the smallest p, and all p together), the rest for a
 paired t-test over seeds. The figures of an audit are corrected for their number (`family`). Where one run is no more than a toss of a coin
-(`Cell.coin`), a leak needs six seeds or more, nearly all of which agree.
+(`Cell.coin`), a leak needs six seeds or more, and nearly all have to agree. With fewer
+the figure is `inconclusive`, and its note says so.
 
 `at_baseline` needs an interval of the paired difference whose far end is within the margin, and a power of at least `ENOUGH`. Power: the
 probability that a leak half as large as the unprotected run's would be reported (`significance.power`; over seeds: of the t-test alone). An
@@ -51,6 +52,7 @@ from .significance import (
     interval,
     is_count,
     judge,
+    p_words,
     power,
 )
 
@@ -137,7 +139,7 @@ class Cell:
         if self.p is None or self.exact or self.status in ("nothing_to_see", "not_applicable", "not_attempted"):
             return ""
         beyond = self.status == "inconclusive" and self.gain_high is not None and self.gain_high > self.margin
-        return f" (margin {self.margin:g}, p = {self.p:.2g}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
+        return f" (margin {self.margin:g}, {p_words(self.p)}{f'; the gain may be {self.gain_high:.2f}' if beyond else ''})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +245,8 @@ class Case:
     """One adversary on one run. `reference` is the server's view of the same pipeline without protection, on the same data and seed.
 
     `rows` are the vectors that clients had compared when the run began, by client, (p, d): truth for scorers, and the attacker's knowledge
-    of the clients it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum.
+    of the clients it knows. `record` is the server's view of the attacked run, for scorers that ask who was in a sum. `has_updates`: the
+    adversary has clients' updates that are in no message of `view`, as in another system.
     """
 
     view: AdversaryView
@@ -255,6 +258,7 @@ class Case:
     budget: Budget = BUDGETS["standard"]
     rows: Mapping[int, Array] = field(default_factory=dict)
     record: AdversaryView | None = None
+    has_updates: bool = False
 
 
 def prior_of(population: Population, seed: int, size: int = 2000, rows_per_part: int = 0, config: Config | None = None) -> Prior:
@@ -337,7 +341,7 @@ def nothing(case: Case, attack: str, metric: str, why: str, k_known: int | None 
     """
     known = len(case.view.coalition) if k_known is None else k_known
     none = (None,) * 5
-    seen: CellStatus = "not_applicable" if depends_on_data(case.view) else "nothing_to_see"
+    seen: CellStatus = "not_applicable" if case.has_updates or depends_on_data(case.view) else "nothing_to_see"
     status: CellStatus = "not_attempted" if why.startswith(NOT_ATTEMPTED) else seen
     return Cell(attack, case.view.adversary, case.protection, metric, *none, status, known, (case.seed,), why)
 

@@ -8,12 +8,25 @@ from scipy import stats
 
 from ...types import Array
 from .leakage import Cell
-from .significance import ENOUGH, FEWEST_SCORES, RATE, CellStatus, confidence_interval, interval, proportion_interval, t_chance, t_power
+from .significance import (
+    ENOUGH,
+    FEWEST_COUNTS,
+    FEWEST_SCORES,
+    RATE,
+    CellStatus,
+    confidence_interval,
+    interval,
+    proportion_interval,
+    t_chance,
+    t_power,
+)
 
 __all__ = ["pooled"]
 
 PARTS = 4
 """The t-test of all seeds has this part of the rate where runs are judged by themselves as well."""
+
+TOO_FEW_TOSSES = f"; one run is a toss of a coin, so {FEWEST_COUNTS} seeds have to agree (--budget thorough has ten)"
 
 
 def pooled(cells: Sequence[Cell]) -> list[Cell]:
@@ -38,6 +51,8 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
     exact = any(cell.exact for cell in seen)
     p = first.p if len(seen) == 1 else None if exact else _leak_chance(seen, recorded)
     status = first.status if len(seen) == 1 else _verdict(seen, recorded, p)
+    if status != "leaks" and _are_few_tosses(seen):
+        status, first = "inconclusive", replace(first, note=first.note + TOO_FEW_TOSSES)
     weakest = min(seen, key=lambda cell: _shown(cell) or 0.0)
     planted = any(cell.power_low is not None for cell in seen)
     shown = None if exact else _shown(weakest) if planted or len(seen) < FEWEST_SCORES else _power_over(seen)
@@ -58,6 +73,13 @@ def _pooled(cells: Sequence[Cell]) -> Cell:
         counted=sum(cell.counted for cell in seen), power=weakest.power if planted else shown, power_low=weakest.power_low, gain_high=None,
         note=first.note + _missing(cells) + (_alone(cells) if status == "leaks" else ""),
     )  # fmt: skip
+
+
+def _are_few_tosses(seen: Sequence[Cell]) -> bool:
+    """Whether runs are tosses of a coin, too few to show anything, of an attack that works on the unprotected runs."""
+    _, _, reference, blank = _columns(seen)
+    works = float(np.mean(reference - blank)) * (-1.0 if seen[0].lower_is_better else 1.0) > seen[0].margin
+    return any(cell.coin for cell in seen) and len(seen) < FEWEST_COUNTS and works
 
 
 def _is_earned(seen: Sequence[Cell], shown: float | None) -> bool:
@@ -102,7 +124,7 @@ def _verdict(seen: Sequence[Cell], recorded: bool, p: float | None) -> CellStatu
     if p < RATE:
         return "leaks"
     if valid and any(cell.coin for cell in seen) and t_chance(gain, first.margin) < RATE:
-        return "not_validated"  # tosses that agree by luck more often than that
+        return "inconclusive"  # tosses that agree by luck more often than that
     if not tested:  # no test over two seeds: the recorded one decides, unless a seed leaks
         return "inconclusive" if any(cell.status == "leaks" for cell in seen) else first.status
     if not valid:

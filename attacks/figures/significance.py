@@ -11,8 +11,8 @@ from ...types import Array
 
 __all__ = [
     "ENOUGH", "CellStatus", "chance", "chance_of_draws", "chance_of_matching", "chance_of_orders", "chance_of_reading",
-    "chance_of_renaming", "confidence_interval", "interval", "is_count", "judge", "orders", "power", "proportion_interval", "t_chance",
-    "t_power", "vary",
+    "chance_of_renaming", "confidence_interval", "interval", "is_count", "judge", "orders", "p_words", "power", "proportion_interval",
+    "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
@@ -29,6 +29,8 @@ ROUNDED = 1e-9
 """Values that differ by less, as a share of the largest, are equal but for rounding."""
 FEWEST_COUNTS = 6
 """Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
+LEAST_SHOWN = 1e-4
+"""Smaller p are not printed: no test here holds so exactly in the tails, whatever its formula gives."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
 RANGES = {
     **dict.fromkeys((*SHARES, "_share", "_precision", "words_in_place"), (0.0, 1.0)),
@@ -59,6 +61,11 @@ def proportion_interval(values: Array) -> tuple[float, float]:
     """The exact (Clopper–Pearson) 95 % interval of a share, from scores of 0 and 1."""
     interval = stats.binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="exact")
     return float(interval.low), float(interval.high)
+
+
+def p_words(p: float) -> str:
+    """A p for people: "p = 0.012", or "p < 0.0001"."""
+    return f"p < {LEAST_SHOWN:.4f}" if p < LEAST_SHOWN else f"p = {p:.2g}"
 
 
 def is_count(values: Array) -> bool:

@@ -25,6 +25,8 @@ RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
 CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
 """Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
+COLLUDING = ("sybil_span",)
+"""Attacks whose known clients are colluders, drawn among the honest clients of a run."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
 OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 
@@ -111,14 +113,19 @@ def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
 
 
 def _known(cell: Cell) -> str:
-    """Whose data an adversary knows beside its own."""
+    """Who colludes with an adversary, or whose data it knows, beside its own."""
     own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
-    return f", which knows {cell.k_known} clients' data," if cell.k_known > own else ""
+    if cell.k_known <= own:
+        return ""
+    if cell.attack in COLLUDING:
+        return f" with {cell.k_known}{' more' if own else ''} colluding clients"
+    return f", which knows {cell.k_known} clients' data,"
 
 
 def _with_known(cell: Cell) -> str:
     own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
-    return cell.attack.replace("_", " ") + (f" (with {cell.k_known} known clients)" if cell.k_known > own else "")
+    helped = "colluding" if cell.attack in COLLUDING else "known"
+    return cell.attack.replace("_", " ") + (f" (with {cell.k_known} {helped} clients)" if cell.k_known > own else "")
 
 
 def _guaranteed(cells: Sequence[Cell]) -> str:

@@ -39,8 +39,8 @@ from ...files import toml_text, write_atomically, write_packed
 from ...randomness import stream
 from ...types import Array
 from ..figures.family import judged_together
-from ..figures.leakage import Cell, Truth, cell, nothing
-from ..figures.significance import RATE
+from ..figures.leakage import Cell, Truth, cell, in_words_of, nothing
+from ..figures.significance import RATE, chance
 from ..figures.verdicts import audit_text
 from ..labels.label_readings import ONE_STEP, PATH
 from ..membership.member_scores import confidences, loss_threshold, rmia, roc
@@ -111,11 +111,14 @@ def outputs_of(system: System, attacks: Sequence[str] | None = None) -> tuple[di
             raise InputError(f"attack {name!r}: does not read updates of other systems; known are {', '.join(FOREIGN_ATTACKS)}")
     chosen = {name: attack for name, attack in FOREIGN_ATTACKS.items() if attacks is None or name in attacks}
     doubts = doubts_of(system)
+    made: dict[str, AttackOutput]
     if doubts:
         why = "; ".join(doubts.values())
         cells = {name: replace(nothing(system.case, name, METRICS[name], why), status="evidence_doubtful") for name in chosen}
-        return {name: ([cell], None) for name, cell in cells.items()}, doubts
-    return {name: attack(system) for name, attack in chosen.items()}, doubts
+        made = {name: ([cell], None) for name, cell in cells.items()}
+    else:
+        made = {name: attack(system) for name, attack in chosen.items()}
+    return {name: (in_words_of(system.case.prior.shape, cells), arrays) for name, (cells, arrays) in made.items()}, doubts
 
 
 # --- membership ---------------------------------------------------------------------------------------------------------------------
@@ -191,7 +194,8 @@ def _member_cell(system: System, metric: str, kind: str, outcome: MembershipOutc
         "membership", case.view.adversary, case.protection, metric, value, *interval, baseline=blank, reference=None,
         status="leaks" if p < RATE else "inconclusive", seeds=(case.seed,), note=words, margin=MEMBER_MARGIN[kind], p=p,
     )  # fmt: skip
-    return alone(made, at.members)
+    perfect = MembershipOutcome(outcome.member.astype(np.float64), outcome.blank, outcome.member)
+    return alone(made, at.members, member_p(perfect, kind, case.seed))
 
 
 # --- running statistics ---------------------------------------------------------------------------------------------------------------
@@ -223,7 +227,8 @@ def _statistics(system: System) -> AttackOutput:
     )
     errors_seen, blank = np.array(errors).T / max(float(np.mean([far for _, far in errors])), 1e-300)
     made = cell(case, name, metric, errors_seen, blank, errors_seen, margin=STATISTICS_MARGIN, lower_is_better=True, note=note)
-    return [alone(made, len(errors))], None
+    best = chance(np.zeros(len(errors)), -blank, STATISTICS_MARGIN)  # of errors that are all 0
+    return [alone(made, len(errors), best)], None
 
 
 def _activation(model: ForeignModel, layer: str, record: UpdateRecord, x: Array) -> Array:

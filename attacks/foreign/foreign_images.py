@@ -15,6 +15,7 @@ from ...engine.device import tensor
 from ...randomness import stream
 from ...types import Array
 from ..figures.leakage import Cell, cell, nothing, ssim
+from ..figures.significance import chance
 from ..inversion.gradient_inversion import MARGIN, MOST_IMAGES, MOST_STEPS, ImageGuess, labels_from_shares, methods_of, score
 from ..inversion.image_search import LocalSteps, invert_updates
 from ..inversion.inversion_ladder import fitting_layer, images_by_layer, most_samples
@@ -24,6 +25,8 @@ from .foreign_system import AttackOutput, System, UpdateRecord
 
 __all__ = ["images"]
 
+PERFECT = {"image_psnr_db": 100.0, "image_ssim": 1.0, "labels_exact": 1.0}
+"""The values of figures of images that are recovered exactly."""
 MOST_INVERTED = 8
 """Clients whose updates are inverted."""
 
@@ -58,7 +61,8 @@ def images(system: System) -> AttackOutput:
             continue
         observed, reference = (score(guessed, case.truth, list(drawn), metric) for guessed in (guess, blank))
         made = cell(case, name, metric, observed, reference, observed, margin=MARGIN[metric], share=metric == "labels_exact", note=note)
-        figures.append(alone(made, len(drawn)))
+        perfect = np.full(len(drawn), PERFECT[metric])
+        figures.append(alone(made, len(drawn), chance(perfect, reference, MARGIN[metric])))
     shape = (1, *prior.shape) if len(prior.shape) == 2 else prior.shape
     if len(shape) != 3:  # the report has nothing to show
         return figures, None

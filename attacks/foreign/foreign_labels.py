@@ -13,8 +13,8 @@ import torch
 
 from ...types import Array
 from ..figures.leakage import Cell, nothing
-from ..figures.significance import FEWEST_SCORES, RATE
-from ..labels.label_inference import LabelGuess, label_cells
+from ..figures.significance import FEWEST_SCORES, RATE, p_words
+from ..labels.label_inference import LabelGuess, label_cells, perfect_chances
 from ..labels.label_readings import ONE_STEP, PATH, auxiliary_shares, class_probabilities, counts_from_bias, labels_from_bias
 from .foreign_simulation import by_order, read_by_simulation
 from .foreign_states import ForeignModel, ReadState, batch_statistics, statistics_of, vector_of
@@ -52,8 +52,10 @@ def labels(system: System) -> AttackOutput:
     blank = auxiliary_shares(prior) if len(prior.y) else np.full(prior.classes, 1 / prior.classes)
     note = f"{'; '.join(words)}; {prior.description}"
     guess = LabelGuess(shares)
-    figures, arrays = label_cells(case, name, sorted(shares), [guess, LabelGuess(dict.fromkeys(shares, blank)), guess], note)
-    return [alone(figure, figure.counted or len(shares)) for figure in figures], arrays
+    without = LabelGuess(dict.fromkeys(shares, blank))
+    figures, arrays = label_cells(case, name, sorted(shares), [guess, without, guess], note)
+    best = perfect_chances(case, sorted(shares), without)
+    return [alone(figure, figure.counted or len(shares), best.get(figure.metric, 0.0)) for figure in figures], arrays
 
 
 def _learned(system: System, clients: Sequence[int]) -> tuple[dict[int, Array], str] | None:
@@ -82,17 +84,23 @@ def predicted(system: System) -> str:
     return f"predictions on auxiliary samples, normalised by the statistics of {'the client' if has_statistics else 'these samples'}"
 
 
-def alone(figure: Cell, scores: int) -> Cell:
-    """A figure that was judged as its own reference, without that; it is the mean of so many `scores`."""
+def alone(figure: Cell, scores: int, best: float) -> Cell:
+    """A figure that was judged as its own reference, without that; it is the mean of so many `scores`.
+
+    `best` is the p that a perfect recovery would have. A figure that nothing could make a leak is `not_validated`.
+    """
     if figure.value is None:
         return figure
     rule = f"another system has no unprotected twin, so there is no reference and no shown power; margin {figure.margin:g}"
-    rule += "" if figure.p is None else f", p = {figure.p:.2g}; a leak needs p < {RATE:g}"
+    rule += "" if figure.p is None else f", {p_words(figure.p)}; a leak needs p < {RATE:g}"
     if scores < FEWEST_SCORES:
         rule += f"; {scores} score(s) decide nothing, {FEWEST_SCORES} are needed"
     elif figure.counted and 0.5**figure.counted >= RATE:
         rule += f"; {figure.counted} clients are too few to decide about a yes-or-no figure"
-    status = figure.status if figure.status == "leaks" else "not_validated" if scores < FEWEST_SCORES else "inconclusive"
+    elif figure.status != "leaks" and best >= RATE:
+        rule += "; even a perfect recovery would not be shown to beat the baseline by the margin"
+    undecided = scores < FEWEST_SCORES or best >= RATE
+    status = figure.status if figure.status == "leaks" else "not_validated" if undecided else "inconclusive"
     return replace(figure, reference=None, reference_baseline=None, power=None, status=status, note=f"{figure.note}; {rule}")
 
 

@@ -233,7 +233,7 @@ def system_of(
         data=data, outside=outside,
     )  # fmt: skip
     view = AdversaryView("server", (), {})
-    return System(Case(view, view, prior, truth, "of another system", seed), records, model, bias, headless, iterations)
+    return System(Case(view, view, prior, truth, "of another system", seed, has_updates=True), records, model, bias, headless, iterations)
 
 
 def _model_of(module: nn.Module, x: Array, classes: int | None = None) -> ForeignModel:

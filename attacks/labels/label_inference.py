@@ -60,8 +60,8 @@ from .label_sums import SumRead, distinct_sums, noisy_shares_in, planted, shares
 from .sparse_shares import least_labels
 
 __all__ = [
-    "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "readings_of",
-    "score_l1", "shares_of", "steps_scale", "top_labels",
+    "auxiliary_shares", "bias_span", "cells", "class_probabilities", "counts_from_bias", "guess", "labels_from_bias", "perfect_chances",
+    "readings_of", "score_l1", "shares_of", "steps_scale", "top_labels",
 ]  # fmt: skip
 
 NAME = "label_inference"
@@ -351,6 +351,24 @@ def share_chance(
 def _groups(case: Case, clients: Sequence[int]) -> Array:
     """The true group (n,) of each client; each client its own where groups are not known."""
     return np.array([case.truth.groups.get(client, -1 - client) for client in clients])
+
+
+def perfect_chances(case: Case, clients: Sequence[int], blank: LabelGuess) -> dict[str, float]:
+    """The p of a perfect recovery, each client read by itself, by figure of `label_cells`.
+
+    Where the guesses `blank` are nearly right, even a perfect recovery is no leak.
+    """
+    partial, truth = partial_sets(case, clients), case.truth
+    perfect = LabelGuess({client: truth.histogram(client) for client in clients})
+    chances = {
+        "histogram_l1": share_chance(perfect, score_l1(blank, truth, clients), blank.shares[clients[0]], case, clients, together=False)
+    }
+    if partial:
+        sets = [truth.label_sets[client] for client in partial]
+        popular = popular_set(sets)
+        beside = np.array([float(labels == popular) for labels in sets])
+        chances["label_set_accuracy"] = set_chance(sets, beside, case, partial, together=False)
+    return chances
 
 
 def _planted_power(made: Cell, case: Case, chance_where: Callable[[Array], float], clients: Sequence[int]) -> Cell:

@@ -61,7 +61,7 @@ MEAN = "baseline: the auxiliary samples' share"
 UNSEEN = {
     "signature": "no signature can be read in this view",
     "update": "no single client's first update can be read in this view, and no sums in it tell clients apart",
-    "model": "fewer than two models can be distinguished in this view, so clients are alike",
+    "model": "this view shows fewer than two models, so there is nothing to compare clients by",
 }
 """What is read -> why there may be nothing to read."""
 

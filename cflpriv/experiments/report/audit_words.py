@@ -18,12 +18,12 @@ SIGNS = {
 }  # fmt: skip
 """The sign before each status: it says what the colour says."""
 MEANINGS = {
-    "leaks": "clearly better than guessing, also among all figures of the audit, of which 5 % may err together",
+    "leaks": "clearly better than the baseline, also among all figures of the audit (5 % may err together)",
     "evidence_doubtful": "what was audited failed a check, so nothing is concluded",
     "inconclusive": "neither a leak nor its absence is shown; more seeds may decide",
     "not_validated": "the attack does not clearly work unprotected, or had too few seeds: its failure says nothing",
     "not_attempted": "nothing is known: this attack cannot read what was sent, another might",
-    "at_baseline": "no better than guessing, by an attack that does work unprotected",
+    "at_baseline": "no better than the baseline: by proof, or by an attack that does work unprotected",
     "not_applicable": "what was sent has not the form that this attack reads",
     "nothing_to_see": "no number that was sent is of clients' data",
 }

@@ -90,8 +90,8 @@ def _learns(audited: Audited, leak: Mapping[str, Any]) -> str:
 
 
 def _figure(cell: Mapping[str, Any]) -> str:
-    value, guess = cell["value"], cell["baseline"]
-    beside = "" if guess is None else f", guessing {guess:.2f}"
+    value, baseline = cell["value"], cell["baseline"]
+    beside = "" if baseline is None else f", baseline {baseline:.2f}"
     return metric_words(cell) if value is None else f"{metric_words(cell)} {value:.2f}{beside}"
 
 

@@ -197,7 +197,7 @@ def about_audit(path: Path) -> AboutAudit:
         seeds = f"{len(about['seeds'])} seed{'s' if len(about['seeds']) > 1 else ''}"
         lines = [
             f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}; adversaries: "
-            f"{', '.join(about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
+            f"{', '.join(_with_extent(about, name) for name in about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
         ]
         for risk, leaks in audit.get("risks", {}).items():
             by = dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks)
@@ -214,6 +214,12 @@ def about_audit(path: Path) -> AboutAudit:
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     return AboutAudit(tuple(map(str, lines)), *attacks, remedies)
+
+
+def _with_extent(about: Mapping[str, Any], adversary: str) -> str:
+    """An adversary, with the number of attacks that it made where some are left; of an earlier version the name alone."""
+    made, left = (len(part.get("by_adversary", {}).get(adversary, ())) for part in (about, about["not_run"]))
+    return f"{adversary} ({made} of {made + left} attacks)" if left else adversary
 
 
 FIRST_EXPOSED = 5

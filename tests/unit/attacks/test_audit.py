@@ -124,7 +124,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
     assert calls == list(FEW)
     audit = json.loads((run / "audit.json").read_text(encoding="utf-8"))
     kept = audit["cells"]
-    assert FEW[0] in audit["about"]["not_run"]["attacks"]  # by the server alone
+    assert audit["about"]["by_adversary"] == {"server": [FEW[0]]}
     assert FEW[1] in audit["about"]["not_run"]["attacks"]  # which was asked for
     assert {cell["attack"] for cell in kept} == {FEW[0], "coverage"}  # what was finished is there, and what nobody has read yet
     calls.clear()
@@ -282,7 +282,7 @@ def test_pooling_is_a_paired_t_test_over_seeds() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "low", "status"),
-    [(5, 0, "not_validated"), (6, 0, "leaks"), (5, 1, "inconclusive"), (6, 1, "not_validated"), (10, 1, "leaks")],
+    [(5, 0, "inconclusive"), (6, 0, "leaks"), (5, 1, "inconclusive"), (6, 1, "inconclusive"), (10, 1, "leaks")],
 )
 def test_tosses_that_agree_are_a_leak_from_six_on(seeds: int, low: int, status: str) -> None:
     """Of a fair coin all of 5 show heads one time in 32, all of 6 one in 64, 9 of 10 or more one in 93."""
@@ -396,7 +396,7 @@ def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkey
     (tmp_path / "audit").mkdir()
     figure = Cell("own", "server", "none", "m", *(None,) * 5, "nothing_to_see", 0, (0,))
     monkeypatch.setattr(audit, "case_of", lambda *given: None)
-    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None, population=SimpleNamespace(label_range=()))
+    scene: Any = SimpleNamespace(config=config(), messages=[], rounds=None, population=SimpleNamespace(label_range=(), shape=(1, 8, 8)))
 
     def attacked(clients: int) -> None:
         monkeypatch.setitem(ATTACKS, "own", Attack("mine", lambda case: ([figure], {"clients": np.arange(clients)})))
@@ -415,7 +415,7 @@ def test_recovered_arrays_are_written_whole_or_not_at_all(tmp_path: Path, monkey
 def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were not kept, rounds that were not attacked, and clients of the attacker's own whose training diverges."""
     scores = np.zeros(20)
-    seen: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=0)
+    seen: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=0)
     safe = leakage.cell(seen, "own", "label_set_accuracy", scores, scores, scores + 1, margin=0.1, share=True)
     empty = nothing(seen, "own", "m", "no signature is in this view")
     monkeypatch.setattr(audit, "case_of", lambda *given: seen)
@@ -425,7 +425,11 @@ def test_what_was_not_looked_at_is_not_called_safe(tmp_path: Path, monkeypatch: 
 
     def statuses(messages: Sequence[str] = (), rounds: int | None = None) -> list[str]:
         scene: Any = SimpleNamespace(
-            config=config(), messages=messages, rounds=rounds, population=SimpleNamespace(label_range=()), whole_view=lambda name: whole
+            config=config(),
+            messages=messages,
+            rounds=rounds,
+            population=SimpleNamespace(label_range=(), shape=(1, 8, 8)),
+            whole_view=lambda name: whole,
         )
         return [one.status for one in pooled(audit._attacked("own", "server", scene, BUDGETS["quick"], None))]
 
@@ -481,6 +485,19 @@ def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
     assert verdict.attack == "membership"
     (alone,) = verdicts_of([static])
     assert "would send unchanged" in alone.sentence
+
+
+@pytest.mark.parametrize(
+    ("adversary", "who"), [("server", "the server with 15 colluding clients learns"), ("server+1", "15 more colluding")]
+)
+def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: str) -> None:
+    sybil = figure_of("sybil_span", "leaks", 0.1, baseline=1.0, lower_is_better=True, k_known=15, adversary=adversary)
+    (verdict,) = verdicts_of([sybil])
+    assert who in verdict.sentence
+    learned = replace(sybil, attack="gram_geometry")
+    assert "which knows 15 clients' data" in verdicts_of([learned])[0].sentence
+    (second,) = verdicts_of([figure_of("membership", "leaks", 1.0, metric="model_lira_auc", adversary=adversary), sybil])
+    assert "sybil span (with 15 colluding clients)" in second.sentence
 
 
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:

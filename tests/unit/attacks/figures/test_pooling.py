@@ -16,7 +16,7 @@ from cflpriv.attacks.adversary import AdversaryView
 from cflpriv.attacks.figures import leakage
 from cflpriv.attacks.figures.leakage import Cell, cell, chance_of_deals, dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
-from cflpriv.attacks.figures.significance import ENOUGH, RATE, chance, chance_of_matching, interval, power, t_chance, t_power
+from cflpriv.attacks.figures.significance import ENOUGH, RATE, chance, chance_of_matching, interval, p_words, power, t_chance, t_power
 from cflpriv.randomness import stream
 from cflpriv.types import Array
 
@@ -25,7 +25,7 @@ CLIENTS, SEEDS = 20, 5
 
 def figure(mine: Array, blank: Array, seed: int = 0, metric: str = "label_set_accuracy", margin: float = 0.1, **more: Any) -> Cell:
     """The cell of scores beside a reference that always works."""
-    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=seed)
+    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=seed)
     better = -1.0 if more.get("lower_is_better") else 1.0
     return cell(case, "attack", metric, mine, blank, blank + better, margin=margin, **more)
 
@@ -34,7 +34,7 @@ def share(of: float, seed: int, base: float = 0.1) -> Cell:
     """A share of clients whose label set is found, and of those who have the popular one."""
     mine = (np.arange(CLIENTS) < round(of * CLIENTS)).astype(float)
     blank = (np.arange(CLIENTS) >= CLIENTS - round(base * CLIENTS)).astype(float)
-    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=seed)
+    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=seed)
     ones, zeros = np.ones(CLIENTS), np.zeros(CLIENTS)
     return cell(case, "attack", "label_set_accuracy", mine, blank, ones, margin=0.1, reference_blank=zeros, share=True)
 
@@ -47,6 +47,14 @@ def shares(values: Sequence[float]) -> Cell:
 def bare(one: Cell) -> Cell:
     """A figure whose run has a rule of its own, so that only its status is known."""
     return replace(one, p=None)
+
+
+@given(st.floats(0.0, 1.0, exclude_min=True))
+def test_a_p_is_printed_no_smaller_than_a_test_can_promise(p: float) -> None:
+    relation, number = p_words(p).split()[1:]
+    assert relation == ("<" if p < 1e-4 else "=")
+    assert float(number) >= 1e-4
+    assert relation == "<" or float(number) == pytest.approx(p, rel=0.06)
 
 
 # --- leaks of single runs -----------------------------------------------------------------------------------------------------------
@@ -132,6 +140,22 @@ def test_several_runs_without_a_leak_are_called_one_no_more_often_than_one_run(d
     trials = 300
     most = int(stats.binom.ppf(0.999, trials, RATE))
     assert alarms(draw, trials) <= most
+
+
+@pytest.mark.parametrize("gains", [(0.5,), (-0.5,), (0.5, -0.5), (0.5,) * 5, (-0.3, -0.4, 0.5, -0.5, -0.4)])
+def test_fewer_than_six_tosses_of_a_coin_are_open_whichever_way_they_fell(gains: Sequence[float]) -> None:
+    """The reference works, so no run says that the attack fails there."""
+    tossed = [
+        replace(share(0.5, seed), value=0.5 + gain, baseline=0.5, reference=1.0, reference_baseline=0.5, margin=0.05, p=0.5, coin=True,
+                status="not_validated")
+        for seed, gain in enumerate(gains)
+    ]  # fmt: skip
+    (one,) = pooled(tossed)
+    assert one.status == "inconclusive"
+    assert "6 seeds have to agree" in one.note
+    (failing,) = pooled([replace(cell, reference=0.5) for cell in tossed])
+    assert failing.status == "not_validated"
+    assert "seeds have to agree" not in failing.note
 
 
 def test_at_baseline_says_that_the_gain_is_surely_within_the_margin() -> None:
@@ -222,7 +246,7 @@ def test_intervals_hold_the_value_and_nothing_impossible(metric: str, scores: li
 
 
 def test_an_attack_that_was_not_made_is_not_called_nothing_to_see() -> None:
-    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=0)
+    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=0)
     missed, blind = (nothing(case, "a", "m", why) for why in ("not attempted: clients have many samples", "no update is in this view"))
     assert (missed.status, blind.status) == ("not_attempted", "nothing_to_see")
     assert missed.line() == "a / m (server, none): not_attempted; clients have many samples"
@@ -259,7 +283,7 @@ def test_matchings_of_a_few_clusters_are_all_counted() -> None:
 
 
 def deal_of(found: Array, groups: Array, seed: int) -> Cell:
-    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=seed)
+    case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=seed)
     chances = tuple(chance_of_deals(one, groups, seed, 199) for one in (found, groups))
     mine, blank = grouping_accuracy(found, groups), dealt_at_random(found, groups, seed, 50)
     return cell(case, "cluster_identity", "group_accuracy", mine, blank, np.ones(len(groups)), margin=0.1, chances=(chances[0], chances[1]))
@@ -345,7 +369,7 @@ def test_planted_leaks_are_seldom_at_the_baseline(size: float) -> None:
         blank = (rng.random((SEEDS, CLIENTS)) < 0.2).astype(float)
         theirs = (rng.random((SEEDS, CLIENTS)) < 0.9).astype(float)
         mine = np.where(rng.random((SEEDS, CLIENTS)) < size, theirs, blank)
-        case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), protection="none", seed=0)
+        case: Any = SimpleNamespace(view=AdversaryView("server", (), {}), has_updates=False, protection="none", seed=0)
         cells = [
             replace(cell(case, "attack", "label_set_accuracy", *one, margin=0.1, share=True), seeds=(seed,))
             for seed, one in enumerate(zip(mine, blank, theirs, strict=True))

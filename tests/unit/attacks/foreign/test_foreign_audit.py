@@ -258,7 +258,7 @@ def test_parameters_alone_are_audited_under_the_statistics_of_auxiliary_samples(
     assert cells["histogram_l1"].status == "leaks", cells["histogram_l1"].line()
     assert "normalised by the statistics of these samples" in cells["histogram_l1"].note
     assert cells["update_gradients_auc"].value is not None
-    assert cells["activation_mean_error"].status == "nothing_to_see"
+    assert cells["activation_mean_error"].status == "not_applicable"
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "of our own"])
@@ -311,7 +311,7 @@ def test_with_all_labels_the_scale_is_rate_times_steps() -> None:
         clients, auxiliary = dealt(80, 3, 10)
         updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in clients]
     figures = {cell.metric: cell for cell in audit_updates(model, updates, auxiliary, how, attacks=["label_inference"])}
-    assert figures["label_set_accuracy"].status == "nothing_to_see"
+    assert figures["label_set_accuracy"].status == "not_applicable"
     assert figures["histogram_l1"].value is not None
     assert figures["histogram_l1"].value < 0.1
 
@@ -351,6 +351,33 @@ def test_two_clients_decide_nothing() -> None:
     cells = audited(list(updates[:2]), attacks=["label_inference"])
     assert {cell.status for cell in cells.values()} == {"not_validated"}
     assert cells["histogram_l1"].line().endswith("not_validated (2 score(s) decide nothing, 3 are needed)")
+
+
+def test_a_figure_that_a_perfect_recovery_would_not_make_a_leak_is_not_validated() -> None:
+    """Clients have the label shares of the auxiliary samples, so that knowing them exactly gains nothing."""
+    how, (clients, (x, y)) = LoopSettings(lr=0.2), dealt(300, 4, 10)
+    even = [
+        (x[places], y[places]) for x, y in (*clients, (x, y)) for places in [torch.cat([(y == k).nonzero()[:20, 0] for k in range(10)])]
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(4)
+        model = network()
+        updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in even[:-1]]
+    figures = {cell.metric: cell for cell in audit_updates(model, updates, even[-1], how, attacks=["label_inference"])}
+    assert figures["histogram_l1"].baseline == pytest.approx(0.0)
+    assert figures["histogram_l1"].status == "not_validated"
+    assert "even a perfect recovery" in figures["histogram_l1"].line()
+
+
+def test_rows_of_a_table_are_called_samples() -> None:
+    how, x = LoopSettings(lr=0.1), torch.rand(160, 6, generator=torch.Generator().manual_seed(3))
+    y = torch.arange(160) % 2
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    parts = [(x[at : at + 30], y[at : at + 30]) for at in range(0, 120, 30)]
+    updates = [Update(model.state_dict(), trained(model, one, how), *one) for one in parts]
+    cells = audit_updates(model, updates, (x[120:], y[120:]), how, attacks=["gradient_inversion"])
+    assert [cell.metric for cell in cells] == ["sample_psnr_db"]
+    assert "image" not in cells[0].note
 
 
 def test_later_rounds_are_read_with_the_first() -> None:
