@@ -5,6 +5,7 @@ Each answer follows from summaries, clusterings and audits by the rules here and
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .results import client_scores, counts_of
 from .run_files import RunFiles
 from .run_names import Kind, epsilon_words, kind_of, protection_words
 
-__all__ = ["answers", "clusters_placed", "cost_words", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
+__all__ = ["answers", "clusters_placed", "cost_words", "doubted", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
 
 STRONG_EPSILON, WEAK_EPSILON = 1.0, 3.0
 """Up to the first, a guess at even odds about a member becomes right in 73.2 % at most; up to the second in 95.3 %."""
@@ -39,6 +40,23 @@ def answers(runs: Sequence[RunFiles]) -> list[Answer]:
     """The four answers, in the order of the questions."""
     subject = subject_of(runs)
     return [served_of(subject, runs), groups_of(subject), leaks_of(subject, runs), guarantee_of(subject)]
+
+
+CHANGED = "Files were changed, so figures may be false."
+"""What stands beside figures of a run that does not verify."""
+
+
+def doubted(four: Sequence[Answer], runs: Sequence[RunFiles]) -> list[Answer]:
+    """The answers as a page shows them: open, with the doubt in words, where they rest on files that were changed.
+
+    The first answer compares all runs; the others are about the subject.
+    """
+    changed = bool(subject_of(runs).problems)
+    doubtful = [changed or any(run.problems for run in runs), changed, changed, changed]
+    return [
+        replace(answer, tone="open", small=joined([CHANGED, answer.small]), symbol="") if doubt else answer
+        for answer, doubt in zip(four, doubtful, strict=True)
+    ]
 
 
 def _goodness(run: RunFiles) -> float:
@@ -355,7 +373,7 @@ def cost_words(subject: RunFiles, runs: Sequence[RunFiles]) -> str:
 
 
 def in_short(runs: Sequence[RunFiles], four: Sequence[Answer]) -> str:
-    """The answers in at most three sentences."""
+    """The answers in at most three sentences, after the doubt where files were changed."""
     served, _, leaks, guarantee = four
     k = len(set(((subject_of(runs).measured or {}).get("labels") or {}).values()))
     kind = kind_of(subject_of(runs).summary)
@@ -372,7 +390,8 @@ def in_short(runs: Sequence[RunFiles], four: Sequence[Answer]) -> str:
         first = f"These clients were trained {together}; nothing shows yet that this serves them better."
     else:
         first = f"It is not shown that training {together} serves these clients better."
-    return f"{first} {leak_sentence(leaks, subject_of(runs).audited)} {_guarantee_sentence(guarantee)}".strip()
+    doubt = CHANGED if any(run.problems for run in runs) else ""
+    return joined([doubt, first, leak_sentence(leaks, subject_of(runs).audited), _guarantee_sentence(guarantee)])
 
 
 def _guarantee_sentence(guarantee: Answer) -> str:

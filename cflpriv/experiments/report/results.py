@@ -64,7 +64,7 @@ def method_rows(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
             "method": method_words(run.summary), "algorithm": run.summary["algorithm"], "run": run.name,
             "protection": protection_words(run.summary, run.config),
             "mean": _scores(run.summary, "accuracy_mean", "error_mean"), "worst": _scores(run.summary, "accuracy_worst", "error_worst"),
-            "groups": _groups(run), "sent": run.summary["upload_bytes"] / max(1, run.summary["clients"]), "notes": _notes(run.summary),
+            "groups": _groups(run), "sent": run.summary["upload_bytes"] / max(1, run.summary["clients"]), "notes": _notes(run),
         }
         for run in runs
     ]  # fmt: skip
@@ -84,9 +84,9 @@ def _groups(run: RunFiles) -> str:
     return f"{s['clusters']}{true}" + ("" if s["ari"] is None else f", ARI {s['ari']:.2f}")
 
 
-def _notes(s: Mapping[str, Any]) -> list[str]:
+def _notes(run: RunFiles) -> list[str]:
     """What a reader of a run's scores should know, a line each."""
-    notes = []
+    s, notes = run.summary, ["files changed, figures may be false"] if run.problems else []
     if s["rounds"] < s["rounds_planned"]:
         notes.append(f"interrupted after {s['rounds']} of {s['rounds_planned']} rounds")
     if s["rounds_skipped"]:
