@@ -290,3 +290,17 @@ def test_at_most_three_steps_each_with_a_command(leaking: bool, short: bool, cha
     assert any("cflpriv verify runs/clusters" in step.command for step in steps) == changed
     if leaking and not short and not changed:
         assert """--set 'protection.gram=["ckks"]'""" in steps[0].command
+
+
+@given(st.booleans(), st.booleans())
+def test_no_command_repeats_a_run_as_it_was(first: bool, second: bool) -> None:
+    """A leak without a remedy gets no command."""
+    remedies = {
+        name: ("secure sums", ('protection.sum="secagg"',)) if has_remedy else ("no setting that the configuration accepts", ())
+        for name, has_remedy in (("one", first), ("two", second))
+    }
+    leaks = audited(cell("leaks", "released"), cell("leaks", "server", "two"), about=AboutAudit((), ("one", "two"), (), remedies))
+    runs = [a_run(audit=leaks)]
+    commands = [step.command for step in before_relying(Path("runs"), runs, answers(runs))]
+    assert all("--set" in command for command in commands if command.startswith("cflpriv run"))
+    assert any("-protected" in command for command in commands) == (first or second)
