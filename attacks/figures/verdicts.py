@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...console import counted
 from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "audit_text", "risks_of", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "risk_words", "risks_of", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
@@ -50,8 +51,8 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     `remedies`: by attack, what the run's configuration accepts.
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
-    tree = {"verdicts": verdicts, "risks": risks_of(cells), **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
-    return json.dumps(tree, indent=1) + "\n"
+    tree = {"verdicts": verdicts, "risks": risks_of(cells), "risk_words": risk_words(cells), **more, "family": family.as_json()}
+    return json.dumps(tree | {"cells": [cell.as_json() for cell in cells]}, indent=1) + "\n"
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
@@ -74,6 +75,27 @@ def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
             figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known}
             by_risk[entry.risk].append({**figure, "baseline": cell.baseline})
     return by_risk
+
+
+def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
+    """What an audit found of each risk, for people: the leaks, or how many figures are open, or that no attack was made."""
+    words = {}
+    for risk, leaks in risks_of(cells).items():
+        own = [cell for cell in cells if getattr(ATTACKS.find(cell.attack), "risk", "") == risk]
+        open_ = sum(cell.status in OPEN for cell in own)
+        if leaks:
+            words[risk] = f"leaks by {', '.join(dict.fromkeys(_named(leak) for leak in leaks))}"
+        elif not own:
+            words[risk] = "not attacked"
+        elif any(cell.status == "evidence_doubtful" for cell in own):
+            words[risk] = "nothing can be said, because the evidence is doubtful"
+        else:
+            words[risk] = "none shown" + (f", {counted(open_, 'figure')} {'is' if open_ == 1 else 'are'} open" if open_ else "")
+    return words
+
+
+def _named(leak: Mapping[str, Any]) -> str:
+    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']})"
 
 
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:

@@ -123,8 +123,7 @@ def audit(
 
 def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str] | None = None) -> None:
     """What each adversary learns, and all figures after it."""
-    from ..attacks import ATTACKS
-    from ..attacks.figures.verdicts import OPEN, risks_of, verdicts_of
+    from ..attacks.figures.verdicts import risk_words, verdicts_of
 
     for verdict in verdicts_of(cells, remedies):
         OUT.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
@@ -132,10 +131,8 @@ def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str] | None = None
             OUT.print(f"  Would reduce it: {verdict.reduces}.", markup=False)
     if remedies and any(cell.status == "leaks" for cell in cells):
         OUT.print("Remedies are settings that the configuration accepts; --measure-remedies shows whether they help.", markup=False)
-    for risk, leaks in risks_of(cells).items():
-        by = ", ".join(dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks))
-        open_ = sum(cell.status in OPEN and getattr(ATTACKS.find(cell.attack), "risk", "") == risk for cell in cells)
-        OUT.print(f"{risk.capitalize()}: {f'leaks by {by}' if leaks else f'none shown, {open_} figures are open'}.", markup=False)
+    for risk, words in risk_words(cells).items():
+        OUT.print(f"{risk.capitalize()}: {words}.", markup=False)
     OUT.print()
     for cell in cells:
         OUT.print(cell.line(), markup=False)

@@ -206,10 +206,7 @@ def about_audit(path: Path) -> AboutAudit:
             f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}; adversaries: "
             f"{', '.join(about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
         ]
-        for risk, leaks in audit.get("risks", {}).items():
-            by = dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks)
-            words = f"leaks by {', '.join(by)}" if by else "none shown"
-            lines.append(f"{risk.capitalize()}: {words}.")
+        lines += [f"{risk.capitalize()}: {words}." for risk, words in audit.get("risk_words", {}).items()]
         for adversary in dict.fromkeys(entry["adversary"] for entry in audit.get("most_exposed", ())):
             first = [f"client {e['client']}, row {e['row']}" for e in audit["most_exposed"] if e["adversary"] == adversary][:FIRST_EXPOSED]
             lines.append(f"Training samples that stand out most to {adversary} (rows from 0; audit.json lists more): {'; '.join(first)}.")

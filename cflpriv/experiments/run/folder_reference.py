@@ -195,6 +195,7 @@ FILES = (
         {
             "verdicts": "For each adversary one sentence, and what would reduce the leak.",
             "risks": "The leaks by risk: singling out, linkability, inference.",
+            "risk_words": "What was found of each risk, for people: leaks, open figures, or that no attack was made.",
             "about": "Software, date, digests of run and data, budget, seeds, adversaries, attacks, and what was not run.",
             "remedies_accepted": "By attack or attack/metric the first remedy that the configuration accepts: `words`, `changes`.",
             "remedies_measured": "With `--measure-remedies`: each leak before and after its remedy.",

@@ -23,7 +23,7 @@ from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures import leakage
 from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
-from cflpriv.attacks.figures.verdicts import risks_of, verdicts_of
+from cflpriv.attacks.figures.verdicts import risk_words, risks_of, verdicts_of
 from cflpriv.cli import app
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError, TrainingDiverged
@@ -472,6 +472,22 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
         "singling out": ["membership"], "linkability": [], "inference": ["label_inference"],
     }  # fmt: skip
     assert all(entry.risk in (*risks, "") for entry in map(ATTACKS.__getitem__, ATTACKS))
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([], "not attacked"),
+        ([("likeness", "at_baseline")], "none shown"),
+        ([("likeness", "inconclusive")], "none shown, 1 figure is open"),
+        ([("likeness", "inconclusive"), ("cluster_identity", "not_validated")], "none shown, 2 figures are open"),
+        ([("likeness", "leaks"), ("cluster_identity", "not_validated")], "leaks by likeness (server)"),
+        ([("likeness", "evidence_doubtful")], "nothing can be said, because the evidence is doubtful"),
+    ],
+)
+def test_a_risk_says_what_is_open_and_whether_it_was_attacked(cells: list[tuple[str, Any]], words: str) -> None:
+    made = [figure_of("membership", "leaks"), *(figure_of(attack, status) for attack, status in cells)]
+    assert risk_words(made)["linkability"] == words
 
 
 def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
