@@ -27,8 +27,10 @@ def audit_answer(audited: Audited) -> Answer:
     question, cells = "What leaks, and to whom?", audited.cells
     if not cells:
         return Answer(question, "open", "Not tested", "No attack was run, so nothing is known of what leaks.")
-    if doubtful := next((cell for cell in cells if cell["status"] == "evidence_doubtful"), None):
-        return Answer(question, "open", "Evidence doubtful", f"Nothing is concluded: {doubtful.get('note') or 'a check failed'}.")
+    if any(cell["status"] == "evidence_doubtful" for cell in cells):
+        return Answer(
+            question, "open", "Evidence doubtful", "What was audited failed a check, so no attack was made and nothing is concluded."
+        )
     adversaries = sorted({str(cell["adversary"]) for cell in cells}, key=_sees)
     small, leaking = _extent(audited), leaks_in(audited)
     if leaking:

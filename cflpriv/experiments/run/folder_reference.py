@@ -202,6 +202,7 @@ FILES = (
             "most_exposed": "Training samples that a leaking membership attack singles out: `client`, `row` of its training data, and the "
             "share of samples outside that score as high.",
             "evidence_doubtful, assumed": "Of another system: the checks that failed; what the audit assumed.",
+            "attacks, source": "Of another system: the attacks `run` and `not_run`; `folder` or `python`, which gave the updates.",
             "family": "How all figures are judged together.",
             "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
         },
