@@ -88,7 +88,7 @@ def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
         elif not own:
             words[risk] = "not attacked"
         elif any(cell.status == "evidence_doubtful" for cell in own):
-            words[risk] = "nothing can be said, because the evidence is doubtful"
+            words[risk] = "not known, because the evidence is doubtful"
         else:
             words[risk] = "none shown" + (f", {counted(open_, 'figure')} {'is' if open_ == 1 else 'are'} open" if open_ else "")
     return words

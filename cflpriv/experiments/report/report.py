@@ -104,7 +104,7 @@ def _unverified(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def _unchecked(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
-    """The label of each run of which `verify` could not check everything, and what it could not check."""
+    """What `verify` could not check of each run that it could not check whole, after the run's label."""
     return [(run.label, run.unchecked) for run in runs if run.unchecked]
 
 

@@ -482,7 +482,7 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
         ([("likeness", "inconclusive")], "none shown, 1 figure is open"),
         ([("likeness", "inconclusive"), ("cluster_identity", "not_validated")], "none shown, 2 figures are open"),
         ([("likeness", "leaks"), ("cluster_identity", "not_validated")], "leaks by likeness (server)"),
-        ([("likeness", "evidence_doubtful")], "nothing can be said, because the evidence is doubtful"),
+        ([("likeness", "evidence_doubtful")], "not known, because the evidence is doubtful"),
     ],
 )
 def test_a_risk_says_what_is_open_and_whether_it_was_attacked(cells: list[tuple[str, Any]], words: str) -> None:

@@ -121,7 +121,7 @@ def test_console_file_and_report_say_why(
     shown = capsys.readouterr().out
     assert "The evidence is doubtful, so no attack was made and nothing is concluded: client" in shown
     assert shown.count("no updates (after = before + update)") == 1
-    assert "Singling out: nothing can be said, because the evidence is doubtful." in shown
+    assert "Singling out: not known, because the evidence is doubtful." in shown
     assert "Linkability: not attacked." in shown
     assert "was not seen to learn anything" not in shown
     written = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
