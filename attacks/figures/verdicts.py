@@ -1,7 +1,8 @@
 """One verdict an adversary: what an audit found that it learns, in a sentence with a number, and what would reduce it.
 
-The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open. "Not
-seen to learn anything" stands only where every figure is at its baseline, with power, or where there is nothing to read.
+The sentence is of the leak nearest to knowing everything; of equal ones, of clients' data before who is alike. Where nothing leaks it says
+how many figures show that, and what is open. "Not seen to learn anything" stands only where every figure is at its baseline, with power, or
+where there is nothing to read.
 """
 
 import json
@@ -24,6 +25,8 @@ SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
+BY_WEIGHT = ("singling out", "inference", "linkability")
+"""The risks, the heaviest first: data of one client, what follows from data, and who is alike."""
 CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
 """Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
@@ -66,7 +69,7 @@ def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None
 
 def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
     """The leaks of an audit by what they are to data protection law, the strongest first; a risk without a leak has an empty list."""
-    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_strength, reverse=True)
     by_risk: dict[str, list[dict[str, Any]]] = {risk: [] for risk in RISKS}
     for cell in leaks:
         entry = ATTACKS.find(cell.attack)
@@ -101,7 +104,7 @@ def _named(leak: Mapping[str, Any]) -> str:
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:
     if doubtful := next((cell for cell in cells if cell.status == "evidence_doubtful"), None):
         return Verdict(adversary, f"the evidence is doubtful, so no attack was made and nothing is concluded: {doubtful.note}")
-    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_strength, reverse=True)
     if not leaks:
         settled = all(cell.status in SETTLED for cell in cells)
         words = "was not seen to learn anything:" if settled else "may learn more than this audit could show: nothing was seen to leak, but"
@@ -176,6 +179,13 @@ def _beside(cell: Cell) -> str:
     if cell.metric.endswith("_epsilon"):
         return f"where {cell.baseline:.2f} is claimed"
     return f"{cell.baseline:.2f} without a view"
+
+
+def _strength(cell: Cell) -> tuple[float, int, float]:
+    """The order of leaks. Of leaks that are equal to a tenth of all, those of clients' data come before who is alike."""
+    share, entry = _share_of_all(cell), ATTACKS.find(cell.attack)
+    risk = entry.risk if entry is not None else ""
+    return round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
 
 
 def _share_of_all(cell: Cell) -> float:

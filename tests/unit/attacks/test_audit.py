@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -497,6 +498,17 @@ def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
     assert verdict.attack == "membership"
     (alone,) = verdicts_of([static])
     assert "would send unchanged" in alone.sentence
+
+
+def test_of_equal_leaks_clients_data_come_before_who_is_alike() -> None:
+    alike = figure_of("cluster_identity", "leaks", 1.0, metric="group_accuracy")
+    image = figure_of("signature_inversion", "leaks", 0.9999, metric="mean_image_cosine")
+    labels = figure_of("label_inference", "leaks", 1.0)
+    member = figure_of("membership", "leaks", 0.7, metric="model_lira_auc")
+    for cells in permutations([alike, image, labels, member]):
+        (verdict,) = verdicts_of(cells)
+        assert verdict.attack == "signature_inversion"
+        assert verdict.sentence.endswith("leaks also by label inference, cluster identity, membership")
 
 
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:
