@@ -207,4 +207,4 @@ def _counted(cells: Sequence[Cell]) -> str:
     counts = Counter(cell.status for cell in cells)
     words = ", ".join(f"{counts[status]} {word}" for status, word in STATUS.items() if counts[status])  # type: ignore[index]
     open_ = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in cells if cell.status in OPEN)]
-    return f"{words} of {len(cells)} figures" + (f"; open: {', '.join(open_)}" if open_ else "")
+    return f"{words} of {counted(len(cells), 'figure')}" + (f"; open: {', '.join(open_)}" if open_ else "")

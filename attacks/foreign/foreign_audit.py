@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...console import counted
 from ...errors import InputError
 from ...experiments.report.foreign_report import FOREIGN, PYTHON
 from ...experiments.report.shown import AuditFindings, temporary_folder
@@ -145,7 +146,7 @@ def _membership(system: System) -> AttackOutput:
     truth = Truth({}, {}, data=case.truth.data, outside={client: outside.get(client, pool) for client in clients})
     asked = pairs_of(truth, clients, stream(case.seed, "another system: pairs"), asked=1.0)
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
-        why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
+        why = f"not attempted: {counted(count, 'sample')} with a non-member of the same label, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():

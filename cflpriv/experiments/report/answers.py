@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
+from ...console import counted
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
 from .leak_answers import audit_answer, leak_sentence, leaks_in
 from .results import client_scores, counts_of
@@ -198,7 +199,7 @@ def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Differe
     scores = [client_scores(run) for run in (subject, *others.values())]
     shared = sorted(set.intersection(*(set(score) for score in scores)))
     if len(shared) < FEWEST_CLIENTS:
-        return f"{len(shared)} clients were scored in all runs; fewer than {FEWEST_CLIENTS} tell nothing."
+        return f"Scored in all runs: {counted(len(shared), 'client')}; fewer than {FEWEST_CLIENTS} tell nothing."
     values = np.array([[score[client] for client in shared] for score in scores])
     moments = Moments(tuple(names), values.mean(1), np.cov(values), len(shared))
     return differences(moments, [("this", kind) for kind in others], np.random.default_rng(0))
@@ -266,7 +267,8 @@ def _sizes(run: RunFiles) -> str:
     groups = {int(group): values.count(label) for label, group in pairs if group is not None}
     names = {number: name for number, name in run.group_names.items() if number in groups and name != f"group {number}"}
     if 1 < len(names) <= 4 and len(pairs) == len(names) == len(set(values)):
-        return f"{listed([f'{groups[number]} clients {name}' for number, name in names.items()])}."
+        members = [f"{counted(groups[number], 'client')} {name}" for number, name in names.items()]
+        return f"{listed(members)}."
     sizes = sorted((values.count(label) for label in set(values)), reverse=True)
     few = ", ".join(map(str, sizes[:8]))
     return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients." if len(sizes) > 1 else f"One cluster of all {few} clients."

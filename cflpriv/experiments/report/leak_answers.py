@@ -7,6 +7,7 @@ the suite, settled for every adversary.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...console import counted
 from .answer import Answer, listed, upper
 from .audit_words import metric_words
 from .run_files import Audited
@@ -110,7 +111,7 @@ def _extent(audited: Audited) -> str:
     seen = {str(cell["adversary"]) for cell in audited.cells or ()}
     untried = [adversary_words(name) for name in NEEDED if name not in seen]
     untried += [] if any("+" in name for name in seen) else ["a server that clients help"]
-    words = f"{len(run)} of {len(run) + len(left)} attacks {'was' if len(run) == 1 else 'were'} run."
+    words = f"{len(run)} of {counted(len(run) + len(left), 'attack')} {'was' if len(run) == 1 else 'were'} run."
     return f"{words} Not tried: {listed(untried)}." if untried else words
 
 

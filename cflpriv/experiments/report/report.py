@@ -268,7 +268,7 @@ def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str]) 
         inside = [] if groups is None else groups[labels == label].tolist()
         counts = sorted(Counter(inside).items(), key=lambda entry: (-entry[1], entry[0]))
         words = ", ".join(f"{count} {names.get(int(group), f'group {group}')}" for group, count in counts[:SHOWN_GROUPS])
-        more = f", and {len(counts) - SHOWN_GROUPS} groups more" if len(counts) > SHOWN_GROUPS else ""
+        more = f", and {counted(len(counts) - SHOWN_GROUPS, 'group')} more" if len(counts) > SHOWN_GROUPS else ""
         rows.append({"label": int(label), "size": int((labels == label).sum()), "groups": words + more})
     return {"rows": rows, "left_out": len(np.unique(labels)) - len(clusters)}
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...class_counts import ClassCounts, as_counts
+from ...console import counted
 from ...errors import InputError
 from ...types import Array
 from . import pictures
@@ -90,7 +91,7 @@ def _notes(run: RunFiles) -> list[str]:
     if s["rounds"] < s["rounds_planned"]:
         notes.append(f"interrupted after {s['rounds']} of {s['rounds_planned']} rounds")
     if s["rounds_skipped"]:
-        notes.append(f"{s['rounds_skipped']} rounds skipped")
+        notes.append(f"{counted(s['rounds_skipped'], 'round')} skipped")
     if s.get("group_rounds_without_sum"):
         notes.append(f"{s['group_rounds_without_sum']} × a group had no sum")
     if s.get("clipped_client_rounds"):
@@ -98,7 +99,7 @@ def _notes(run: RunFiles) -> list[str]:
     if s.get("evaluated_clients"):
         interval = s.get("accuracy_mean_interval")
         reach = f": 95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
-        notes.append(f"{s['evaluated_clients']} clients drawn at random{reach}; worst of the {s['evaluated_clients']} drawn")
+        notes.append(f"{counted(s['evaluated_clients'], 'client')} drawn at random{reach}; worst of the {s['evaluated_clients']} drawn")
     if s.get("release_policy") == "off":
         notes.append("release policy off")
     if s.get("clear_structure") is False:

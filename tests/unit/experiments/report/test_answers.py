@@ -1,5 +1,6 @@
 """The first screen: what each answer says for summaries, clusterings and audits, and that nothing untested reads as safe."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,13 @@ def test_no_command_repeats_a_run_as_it_was(first: bool, second: bool) -> None:
     commands = [step.command for step in before_relying(Path("runs"), runs, answers(runs))]
     assert all("--set" in command for command in commands if command.startswith("cflpriv run"))
     assert any("-protected" in command for command in commands) == (first or second)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_numbers_of_one_have_no_plural(left: int) -> None:
+    about = AboutAudit((), ("one",), ("two", "three")[:left])
+    run = a_run(audit=replace(audited(cell("at_baseline"), about=about), group_names={0: "upright", 1: "turned by 90°"}))
+    run = replace(run, measured={"truth": {"0": 0, "1": 1}, "labels": {"0": 0, "1": 1}})
+    (step,) = [step for step in before_relying(Path("runs"), [run], answers([run])) if "audit" in step.command]
+    assert ("the other attack:" in step.words) == (left == 1)
+    assert not re.search(r"\b1 (attacks|clients|seeds|figures)\b", " ".join(f"{one.text} {one.small}" for one in answers([run])))
