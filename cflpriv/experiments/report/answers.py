@@ -48,16 +48,18 @@ CHANGED = "Files were changed, so figures may be false."
 
 
 def doubted(four: Sequence[Answer], runs: Sequence[RunFiles]) -> list[Answer]:
-    """The answers as a page shows them: open, with the doubt in words, where they rest on files that were changed.
+    """The answers as a page shows them: with the doubt in words, and open unless they are bad, where they rest on changed files.
 
     The first answer compares all runs; the others are about the subject.
     """
     changed = bool(subject_of(runs).problems)
     doubtful = [changed or any(run.problems for run in runs), changed, changed, changed]
-    return [
-        replace(answer, tone="open", small=joined([CHANGED, answer.small]), symbol="") if doubt else answer
-        for answer, doubt in zip(four, doubtful, strict=True)
-    ]
+    return [_beside_doubt(answer) if doubt else answer for answer, doubt in zip(four, doubtful, strict=True)]
+
+
+def _beside_doubt(answer: Answer) -> Answer:
+    small = joined([CHANGED, answer.small])
+    return replace(answer, small=small) if answer.tone == "bad" else replace(answer, tone="open", small=small, symbol="")
 
 
 def _goodness(run: RunFiles) -> float:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cflpriv.experiments.report.answers import answers, clusters_placed, guarantee_of, in_short
+from cflpriv.experiments.report.answers import answers, clusters_placed, doubted, guarantee_of, in_short
 from cflpriv.experiments.report.audit_words import STATUS
 from cflpriv.experiments.report.before import MOST_STEPS, before_relying
 from cflpriv.experiments.report.leak_answers import audit_answer, leak_sentence
@@ -315,3 +315,15 @@ def test_numbers_of_one_have_no_plural(left: int) -> None:
     (step,) = [step for step in before_relying(Path("runs"), [run], answers([run])) if "audit" in step.command]
     assert ("the other attack:" in step.words) == (left == 1)
     assert not re.search(r"\b1 (attacks|clients|seeds|figures)\b", " ".join(f"{one.text} {one.small}" for one in answers([run])))
+
+
+@given(st.sampled_from(["leaks", "at_baseline"]), st.booleans(), st.booleans())
+def test_doubt_of_changed_files_comforts_nobody(status: str, own: bool, others: bool) -> None:
+    """Where the subject's files were changed no answer is good, and a leak stays a leak; of other runs only the comparison is doubtful."""
+    subject = replace(a_run(audit=audited(cell(status))), problems=("summary.json: differs",) if own else ())
+    runs = [subject, replace(a_run("one", 0.5), problems=("rounds.jsonl: differs",) if others else ())]
+    plain, shown = answers(runs), doubted(answers(runs), runs)
+    assert ["may be false" in answer.small for answer in shown] == [own or others, own, own, own]
+    for before, after in zip(plain, shown, strict=True):
+        assert (after.tone == "bad") == (before.tone == "bad")
+        assert after == before or after.tone in ("bad", "open")
