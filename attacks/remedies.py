@@ -45,7 +45,7 @@ _OBLIVIOUS = Remedy(
     "oblivious secure sums, which hide who is in a group", ('protection.sum="secagg-oblivious"', 'training.weights="equal"')
 )
 _ENCRYPTED = Remedy("encrypted comparison that releases labels only", ('protection.gram=["ckks"]',))
-_TRANSFORMED = Remedy("comparison under a shared rotation", ('protection.gram=["haar"]',))
+_TRANSFORMED = Remedy("comparison under a shared rotation, as long as no client helps the server", ('protection.gram=["haar"]',))
 _STEADY = Remedy("cohorts that do not change", ('training.sampling="fixed_cohorts"',))
 _SAMPLE = Remedy(
     "privacy noise for single samples",
@@ -61,7 +61,10 @@ _OF_UPDATES = (_SUMS, _OBLIVIOUS, *_NOISE)
 _OF_COMPARISON = (_ENCRYPTED, *_NOISE)
 
 CANDIDATES: dict[str, tuple[Remedy, ...]] = {
-    "signature_inversion": _OF_COMPARISON,
+    "signature_inversion": _OF_COMPARISON,  # of label sets, which inner products under a rotation still show
+    **dict.fromkeys(
+        (f"signature_inversion/mean_image_{score}" for score in ("cosine", "psnr_db", "ssim")), (_TRANSFORMED, *_OF_COMPARISON)
+    ),
     "gram_geometry": _OF_COMPARISON,
     "gram_updates": (_SUMS, _ENCRYPTED, *_NOISE),
     "fold_release": (_TRANSFORMED, _ENCRYPTED, *_NOISE),
@@ -82,7 +85,7 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "property_inference": _NOISE,
     "model_inconsistency": (Remedy("secure sums that check a round's model", ('protection.secagg_mode="active"',)),),
 }
-"""Candidates by attack, the cheapest first. An attack that is not here has its own words (`Attack.reduces`)."""
+"""Candidates by attack, or by "attack/metric", the cheapest first. An attack that is not here has its own words (`Attack.reduces`)."""
 _COMPARED = "clusters are found from these vectors, so whoever learns the clusters knows who is alike, however the vectors are compared"
 _REPORTED = "the algorithm has clients report these numbers in the open, whatever protects their updates"
 _RELAYED = "the algorithm has members receive the models of others"
@@ -143,7 +146,7 @@ def _differs(config: Config, changed: Config, change: str) -> bool:
 
 
 def accepted_remedies(path: Path, config: Config, population: Population, trust: bool) -> dict[str, Accepted]:
-    """By attack the first candidate that the run's configuration accepts; by "attack/metric" the figures that none lowers (`WITHOUT`)."""
+    """By attack or "attack/metric" the first candidate that the configuration accepts, and the figures that none lowers (`WITHOUT`)."""
     known: dict[Remedy, tuple[str, ...] | None] = {}
     accepted = {}
     for attack, remedies in CANDIDATES.items():

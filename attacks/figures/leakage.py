@@ -115,6 +115,8 @@ class Cell:
 
     def line(self) -> str:
         """The cell as one line of text."""
+        if self.status == "evidence_doubtful":  # the verdict has the reason, which is the same for all figures
+            return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}"
         if self.value is None:
             why = self.note.removeprefix(NOT_ATTEMPTED).lstrip(":, ")  # the status says that already
             return f"{self.attack} / {self.metric} ({self.adversary}, {self.protection}): {self.status}; {why}"

@@ -1,7 +1,8 @@
 """One verdict an adversary: what an audit found that it learns, in a sentence with a number, and what would reduce it.
 
-The sentence is of the leak nearest to knowing everything. Where nothing leaks it says how many figures show that, and what is open. "Not
-seen to learn anything" stands only where every figure is at its baseline, with power, or where there is nothing to read.
+The sentence is of the leak nearest to knowing everything; of equal ones, of clients' data before who is alike. Where nothing leaks it says
+how many figures show that, and what is open. "Not seen to learn anything" stands only where every figure is at its baseline, with power, or
+where there is nothing to read.
 """
 
 import json
@@ -10,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...console import counted
 from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "audit_text", "risks_of", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "risk_words", "risks_of", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
@@ -23,6 +25,8 @@ SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
+BY_WEIGHT = ("singling out", "inference", "linkability")
+"""The risks, the heaviest first: data of one client, what follows from data, and who is alike."""
 CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
 """Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
 COLLUDING = ("sybil_span",)
@@ -52,8 +56,8 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     `remedies`: by attack, what the run's configuration accepts.
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
-    tree = {"verdicts": verdicts, "risks": risks_of(cells), **more, "family": family.as_json(), "cells": [cell.as_json() for cell in cells]}
-    return json.dumps(tree, indent=1) + "\n"
+    tree = {"verdicts": verdicts, "risks": risks_of(cells), "risk_words": risk_words(cells), **more, "family": family.as_json()}
+    return json.dumps(tree | {"cells": [cell.as_json() for cell in cells]}, indent=1) + "\n"
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
@@ -67,7 +71,7 @@ def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None
 
 def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
     """The leaks of an audit by what they are to data protection law, the strongest first; a risk without a leak has an empty list."""
-    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_strength, reverse=True)
     by_risk: dict[str, list[dict[str, Any]]] = {risk: [] for risk in RISKS}
     for cell in leaks:
         entry = ATTACKS.find(cell.attack)
@@ -78,10 +82,31 @@ def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
     return by_risk
 
 
+def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
+    """What an audit found of each risk, for people: the leaks, or how many figures are open, or that no attack was made."""
+    words = {}
+    for risk, leaks in risks_of(cells).items():
+        own = [cell for cell in cells if getattr(ATTACKS.find(cell.attack), "risk", "") == risk]
+        open_ = sum(cell.status in OPEN for cell in own)
+        if leaks:
+            words[risk] = f"leaks by {', '.join(dict.fromkeys(_named(leak) for leak in leaks))}"
+        elif not own:
+            words[risk] = "not attacked"
+        elif any(cell.status == "evidence_doubtful" for cell in own):
+            words[risk] = "not known, because the evidence is doubtful"
+        else:
+            words[risk] = "none shown" + (f", {counted(open_, 'figure')} {'is' if open_ == 1 else 'are'} open" if open_ else "")
+    return words
+
+
+def _named(leak: Mapping[str, Any]) -> str:
+    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']})"
+
+
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:
     if doubtful := next((cell for cell in cells if cell.status == "evidence_doubtful"), None):
         return Verdict(adversary, f"the evidence is doubtful, so no attack was made and nothing is concluded: {doubtful.note}")
-    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_share_of_all, reverse=True)
+    leaks = sorted((cell for cell in cells if cell.status == "leaks"), key=_strength, reverse=True)
     if not leaks:
         settled = all(cell.status in SETTLED for cell in cells)
         words = "was not seen to learn anything:" if settled else "may learn more than this audit could show: nothing was seen to leak, but"
@@ -163,6 +188,13 @@ def _beside(cell: Cell) -> str:
     return f"{cell.baseline:.2f} without a view"
 
 
+def _strength(cell: Cell) -> tuple[float, int, float]:
+    """The order of leaks. Of leaks that are equal to a tenth of all, those of clients' data come before who is alike."""
+    share, entry = _share_of_all(cell), ATTACKS.find(cell.attack)
+    risk = entry.risk if entry is not None else ""
+    return round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
+
+
 def _share_of_all(cell: Cell) -> float:
     """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
     if cell.metric.endswith("_epsilon"):
@@ -182,4 +214,4 @@ def _counted(cells: Sequence[Cell]) -> str:
     counts = Counter(cell.status for cell in cells)
     words = ", ".join(f"{counts[status]} {word}" for status, word in STATUS.items() if counts[status])  # type: ignore[index]
     open_ = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in cells if cell.status in OPEN)]
-    return f"{words} of {len(cells)} figures" + (f"; open: {', '.join(open_)}" if open_ else "")
+    return f"{words} of {counted(len(cells), 'figure')}" + (f"; open: {', '.join(open_)}" if open_ else "")

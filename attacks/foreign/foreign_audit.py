@@ -21,7 +21,7 @@ Before any attack the evidence is examined (`foreign_evidence`). If it fails a c
 `evidence_doubtful`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,10 +32,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...console import counted
 from ...errors import InputError
-from ...experiments.report.foreign_report import FOREIGN
+from ...experiments.report.foreign_report import FOREIGN, PYTHON
 from ...experiments.report.shown import AuditFindings, temporary_folder
 from ...files import toml_text, write_atomically, write_packed
+from ...plugins import ATTACKS
 from ...randomness import stream
 from ...types import Array
 from ..figures.family import judged_together
@@ -54,7 +56,7 @@ from .foreign_labels import NO_MODEL, NO_TRUTH, ROUNDS, alone, as_sent, labels, 
 from .foreign_states import ForeignModel, batch_statistics, vector_of
 from .foreign_system import AttackOutput, LoopSettings, System, Update, UpdateRecord, system_of, written_settings
 
-__all__ = ["FOREIGN_ATTACKS", "LoopSettings", "Update", "audit_updates", "outputs_of", "write_audit"]
+__all__ = ["FOREIGN_ATTACKS", "REMEDIES", "LoopSettings", "Update", "audit_updates", "outputs_of", "write_audit"]
 
 SOURCES = {"gradients": "update", "rmia": "own_model", "loss": "own_model"}
 """What an attack on membership reads."""
@@ -84,14 +86,19 @@ def audit_updates(
         folder = Path(mkdtemp(dir=temporary_folder())) / "updates"
         folder.mkdir()
         write_atomically(folder / FOREIGN, toml_text(written_settings(settings or LoopSettings())))
-        write_audit(folder, system, outputs, doubts, "given as a module")
+        write_audit(folder, system, outputs, doubts, "given as a module", PYTHON)
         return folder
 
     return AuditFindings(cells, written)
 
 
-def write_audit(folder: Path, system: System, outputs: Mapping[str, AttackOutput], doubts: Mapping[str, str], model: str) -> list[Cell]:
-    """Write audit.json, and audit/ with what was recovered, into a folder; the figures. `model` says which model the auditor had."""
+def write_audit(
+    folder: Path, system: System, outputs: Mapping[str, AttackOutput], doubts: Mapping[str, str], model: str, source: str = "folder"
+) -> list[Cell]:  # fmt: skip
+    """Write audit.json, and audit/ with what was recovered, into a folder; the figures.
+
+    `model` says which model the auditor had, `source` where the updates came from: "folder" or "python".
+    """
     cells = list[Cell]()
     (folder / "audit").mkdir(exist_ok=True, mode=0o700)
     for name, (made, arrays) in outputs.items():
@@ -100,8 +107,14 @@ def write_audit(folder: Path, system: System, outputs: Mapping[str, AttackOutput
             write_packed(folder / "audit" / file, arrays)
         cells += [replace(cell, arrays=file) for cell in made]
     table, family = judged_together(cells)
-    write_atomically(folder / "audit.json", audit_text(table, family, evidence_doubtful=doubts, assumed=system.assumed(model)))
+    more = {"evidence_doubtful": doubts, "assumed": system.assumed(model), "source": source, "attacks": _extent([] if doubts else outputs)}
+    write_atomically(folder / "audit.json", audit_text(table, family, REMEDIES, **more))
     return table
+
+
+def _extent(made: Collection[str]) -> dict[str, list[str]]:
+    """The attacks that were made, and all others of the suite."""
+    return {"run": list(made), "not_run": [name for name in dict.fromkeys((*FOREIGN_ATTACKS, *ATTACKS.names())) if name not in made]}
 
 
 def outputs_of(system: System, attacks: Sequence[str] | None = None) -> tuple[dict[str, AttackOutput], dict[str, str]]:
@@ -136,7 +149,7 @@ def _membership(system: System) -> AttackOutput:
     truth = Truth({}, {}, data=case.truth.data, outside={client: outside.get(client, pool) for client in clients})
     asked = pairs_of(truth, clients, stream(case.seed, "another system: pairs"), asked=1.0)
     if (count := int(asked.member.sum())) < FEWEST_ASKED:
-        why = f"not attempted: {count} samples have a non-member of their label beside them, fewer than {FEWEST_ASKED}"
+        why = f"not attempted: {counted(count, 'sample')} with a non-member of the same label, fewer than {FEWEST_ASKED}"
         return [nothing(case, name, metric, why)], None
     scores = {attack: np.zeros(len(asked.y)) for attack in ("gradients", "rmia", "loss", "blank")}
     for client in np.unique(asked.owners).tolist():
@@ -259,3 +272,10 @@ METRICS: Mapping[str, str] = {
     "batch_statistics": "activation_mean_error",
 }  # fmt: skip
 """The figure of each attack that is listed where the attack was not made."""
+_SUMS = "secure sums, so that nobody sees a single client's update"
+REMEDIES: Mapping[str, str] = {
+    **dict.fromkeys(("label_inference", "gradient_inversion"), f"{_SUMS}, or differential privacy"),
+    "membership": f"{_SUMS}, and differential privacy, because sums and models can show members as well",
+    "batch_statistics": f"{_SUMS}, or normalising layers without running statistics",
+}
+"""What takes away from each attack what it reads, for any system, whatever its settings are called."""

@@ -192,7 +192,7 @@ class System:
             "Local training": trained,
             "Auxiliary samples": f"{len(prior.y)} with labels, of the clients' distribution" if len(prior.y) else "none",
             "Known of clients": "how many samples and labels each has",
-            "Scored": f"{len(self.scored)} client(s), whose samples are in the folder" if self.scored else "nobody: no samples are given",
+            "Scored": f"{len(self.scored)} client(s), whose samples are given" if self.scored else "nobody: no samples are given",
         }
 
 

@@ -72,6 +72,7 @@ def audit(
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
 
     RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
+    Exit code 1 where the updates of --foreign fail a check, so that nothing is concluded.
     """
     from ..attacks.audit import audit_run
     from ..attacks.remedies import remedy_line
@@ -117,36 +118,37 @@ def audit(
         ERR.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
     stored = read_json(run_dir / "audit.json").get("remedies_accepted", {})
-    _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()})
+    _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()}, accepted=bool(stored))
     OUT.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
 
 
-def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str] | None = None) -> None:
-    """What each adversary learns, and all figures after it."""
-    from ..attacks import ATTACKS
-    from ..attacks.figures.verdicts import OPEN, risks_of, verdicts_of
+def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str], *, accepted: bool) -> None:
+    """What each adversary learns, and all figures after it. `accepted`: the remedies are settings that a configuration accepts."""
+    from ..attacks.figures.verdicts import risk_words, verdicts_of
 
     for verdict in verdicts_of(cells, remedies):
         OUT.print(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.", markup=False)
         if verdict.reduces:
             OUT.print(f"  Would reduce it: {verdict.reduces}.", markup=False)
-    if remedies and any(cell.status == "leaks" for cell in cells):
+    if accepted and any(cell.status == "leaks" for cell in cells):
         OUT.print("Remedies are settings that the configuration accepts; --measure-remedies shows whether they help.", markup=False)
-    for risk, leaks in risks_of(cells).items():
-        by = ", ".join(dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks))
-        open_ = sum(cell.status in OPEN and getattr(ATTACKS.find(cell.attack), "risk", "") == risk for cell in cells)
-        OUT.print(f"{risk.capitalize()}: {f'leaks by {by}' if leaks else f'none shown, {open_} figures are open'}.", markup=False)
+    for risk, words in risk_words(cells).items():
+        OUT.print(f"{risk.capitalize()}: {words}.", markup=False)
     OUT.print()
     for cell in cells:
         OUT.print(cell.line(), markup=False)
 
 
 def _foreign_audit(folder: Path, attacks: list[str] | None) -> None:
-    """Attack a folder of another system's updates."""
+    """Attack a folder of another system's updates. Ends with exit code 1 where the evidence is doubtful."""
+    from ..attacks.foreign.foreign_audit import REMEDIES
     from ..attacks.foreign.foreign_folder import audit_folder
 
-    _print_audit(audit_folder(folder, attacks=attacks, report=print_line))
+    cells = audit_folder(folder, attacks=attacks, report=print_line)
+    _print_audit(cells, REMEDIES, accepted=False)
     OUT.print(f"written: {folder / 'audit.json'}", markup=False)
+    if any(cell.status == "evidence_doubtful" for cell in cells):
+        sys.exit(1)
 
 
 def _active_audit(

@@ -5,18 +5,20 @@ Each answer follows from summaries, clusterings and audits by the rules here and
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
+from ...console import counted
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
 from .leak_answers import audit_answer, leak_sentence, leaks_in
 from .results import client_scores, counts_of
 from .run_files import RunFiles
 from .run_names import Kind, epsilon_words, kind_of, protection_words
 
-__all__ = ["answers", "clusters_placed", "cost_words", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
+__all__ = ["answers", "clusters_placed", "cost_words", "doubted", "guarantee_of", "in_short", "open_twin", "served_of", "subject_of"]
 
 STRONG_EPSILON, WEAK_EPSILON = 1.0, 3.0
 """Up to the first, a guess at even odds about a member becomes right in 73.2 % at most; up to the second in 95.3 %."""
@@ -39,6 +41,25 @@ def answers(runs: Sequence[RunFiles]) -> list[Answer]:
     """The four answers, in the order of the questions."""
     subject = subject_of(runs)
     return [served_of(subject, runs), groups_of(subject), leaks_of(subject, runs), guarantee_of(subject)]
+
+
+CHANGED = "Files were changed, so figures may be false."
+"""What stands beside figures of a run that does not verify."""
+
+
+def doubted(four: Sequence[Answer], runs: Sequence[RunFiles]) -> list[Answer]:
+    """The answers as a page shows them: with the doubt in words, and open unless they are bad, where they rest on changed files.
+
+    The first answer compares all runs; the others are about the subject.
+    """
+    changed = bool(subject_of(runs).problems)
+    doubtful = [changed or any(run.problems for run in runs), changed, changed, changed]
+    return [_beside_doubt(answer) if doubt else answer for answer, doubt in zip(four, doubtful, strict=True)]
+
+
+def _beside_doubt(answer: Answer) -> Answer:
+    small = joined([CHANGED, answer.small])
+    return replace(answer, small=small) if answer.tone == "bad" else replace(answer, tone="open", small=small, symbol="")
 
 
 def _goodness(run: RunFiles) -> float:
@@ -180,7 +201,7 @@ def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Differe
     scores = [client_scores(run) for run in (subject, *others.values())]
     shared = sorted(set.intersection(*(set(score) for score in scores)))
     if len(shared) < FEWEST_CLIENTS:
-        return f"{len(shared)} clients were scored in all runs; fewer than {FEWEST_CLIENTS} tell nothing."
+        return f"Scored in all runs: {counted(len(shared), 'client')}; fewer than {FEWEST_CLIENTS} tell nothing."
     values = np.array([[score[client] for client in shared] for score in scores])
     moments = Moments(tuple(names), values.mean(1), np.cov(values), len(shared))
     return differences(moments, [("this", kind) for kind in others], np.random.default_rng(0))
@@ -248,7 +269,8 @@ def _sizes(run: RunFiles) -> str:
     groups = {int(group): values.count(label) for label, group in pairs if group is not None}
     names = {number: name for number, name in run.group_names.items() if number in groups and name != f"group {number}"}
     if 1 < len(names) <= 4 and len(pairs) == len(names) == len(set(values)):
-        return f"{listed([f'{groups[number]} clients {name}' for number, name in names.items()])}."
+        members = [f"{counted(groups[number], 'client')} {name}" for number, name in names.items()]
+        return f"{listed(members)}."
     sizes = sorted((values.count(label) for label in set(values)), reverse=True)
     few = ", ".join(map(str, sizes[:8]))
     return f"Clusters of {few}{', …' if len(sizes) > 8 else ''} clients." if len(sizes) > 1 else f"One cluster of all {few} clients."
@@ -355,7 +377,7 @@ def cost_words(subject: RunFiles, runs: Sequence[RunFiles]) -> str:
 
 
 def in_short(runs: Sequence[RunFiles], four: Sequence[Answer]) -> str:
-    """The answers in at most three sentences."""
+    """The answers in at most three sentences, after the doubt where files were changed."""
     served, _, leaks, guarantee = four
     k = len(set(((subject_of(runs).measured or {}).get("labels") or {}).values()))
     kind = kind_of(subject_of(runs).summary)
@@ -372,7 +394,8 @@ def in_short(runs: Sequence[RunFiles], four: Sequence[Answer]) -> str:
         first = f"These clients were trained {together}; nothing shows yet that this serves them better."
     else:
         first = f"It is not shown that training {together} serves these clients better."
-    return f"{first} {leak_sentence(leaks, subject_of(runs).audited)} {_guarantee_sentence(guarantee)}".strip()
+    doubt = CHANGED if any(run.problems for run in runs) else ""
+    return joined([doubt, first, leak_sentence(leaks, subject_of(runs).audited), _guarantee_sentence(guarantee)])
 
 
 def _guarantee_sentence(guarantee: Answer) -> str:

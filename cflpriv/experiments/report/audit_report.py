@@ -32,7 +32,8 @@ def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
     for audited in audits:
         cells = []
         for cell in audited.cells or ():
-            note = str(cell.get("note") or "")
+            doubtful = cell["status"] == "evidence_doubtful"  # the page states the reason once, beside the checks
+            note = "" if doubtful else str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
             cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(str(cell["adversary"]))})
         tables.append({"label": f"{audited.column} · {audited.label}", "cells": cells})

@@ -87,8 +87,11 @@ def _untested(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer
         if subject.config.get("run", {}).get("record") in ("full", "attackable"):
             return Step("Test what leaks", f"cflpriv audit {_quoted(at(subject))}")
         return Step("Record the messages, then audit the run", _run(subject, at, "run.record=full", to="recorded"))
-    others = f"the other {len(about.attacks_left)} attacks" if about.attacks_left else "all attacks"
-    return Step(f"Run {others}: nothing is known of what they would find", f"cflpriv audit {_quoted(at(subject))}")
+    left = len(about.attacks_left or ())
+    others = "all attacks" if not left else "the other attack" if left == 1 else f"the other {left} attacks"
+    return Step(
+        f"Run {others}: nothing is known of what {'it' if left == 1 else 'they'} would find", f"cflpriv audit {_quoted(at(subject))}"
+    )
 
 
 def _alone(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], at: Place) -> Step | None:

@@ -15,9 +15,9 @@ from .before import Step
 from .leak_answers import audit_answer, leak_sentence
 from .page import templates
 from .recovered import histograms, recovered_images
-from .run_files import Audited, about_audit, parsed, read_audit, require
+from .run_files import AboutAudit, Audited, parsed, read_audit, require
 
-__all__ = ["FOREIGN", "write_foreign_report"]
+__all__ = ["FOREIGN", "PYTHON", "write_foreign_report"]
 
 NO_GUARANTEE = Answer(
     "What is guaranteed?", "none", "No ε", "An audit shows what some attacks get. It proves no bound on what others would get.",
@@ -25,6 +25,8 @@ NO_GUARANTEE = Answer(
 )  # fmt: skip
 FOREIGN = "foreign.toml"
 """The file that says that a folder holds another system's updates."""
+PYTHON = "python"
+"""What audit.json says of the source of updates that were given in Python: there is no folder that a reader could correct."""
 
 
 def write_foreign_report(folder: Path) -> Path:
@@ -37,8 +39,8 @@ def write_foreign_report(folder: Path) -> Path:
     if cells is None:
         raise InputError(f"{path}: is missing; cflpriv audit --foreign {folder} writes it")
     name = readable(folder.resolve().name)
-    audited = Audited(folder, "Another system", name, "another system", cells, verdicts, about=about_audit(path))
-    doubts, answer = _texts(path, "evidence_doubtful"), audit_answer(audited)
+    audited = Audited(folder, "Another system", name, "another system", cells, verdicts, about=_about(path))
+    doubts, answer, in_python = _texts(path, "evidence_doubtful"), audit_answer(audited), _audit(path).get("source") == PYTHON
     page = (
         templates()
         .get_template("foreign.html")
@@ -46,7 +48,9 @@ def write_foreign_report(folder: Path) -> Path:
             title=f"Audit of {name}",
             answers=[answer, _trusted(doubts), NO_GUARANTEE],
             in_short=f"{leak_sentence(answer, audited)} No guarantee.",
-            steps=_steps(name, audited, doubts),
+            steps=_steps(name, audited, doubts, in_python),
+            in_python=in_python,
+            not_run=[attack.replace("_", " ") for attack in audited.about.attacks_left or ()],
             verdicts=verdicts,
             leakage=leakage([audited]),
             recovered=recovered_images(audited),
@@ -71,21 +75,38 @@ def _trusted(doubts: Mapping[str, str]) -> Answer:
     return Answer(question, "good", "Checks passed", "The updates, samples and labels passed every check of the audit.", small)
 
 
-def _steps(name: str, audited: Audited, doubts: Mapping[str, str]) -> list[Step]:
-    """What to do before relying on the audit."""
-    command = f"cflpriv audit --foreign {shlex.quote(name)}"
+def _steps(name: str, audited: Audited, doubts: Mapping[str, str], in_python: bool) -> list[Step]:
+    """What to do before relying on the audit. Updates that were given in Python have no folder, and no command."""
+    command = "" if in_python else f"cflpriv audit --foreign {shlex.quote(name)}"
+    corrected = "the arguments of audit_updates" if in_python else "foreign.toml"
     steps = [Step("Correct what failed a check, and audit again", command)] if doubts else []
     remedies = dict.fromkeys(verdict["reduces"] for verdict in audited.verdicts if verdict["reduces"])
     steps += [Step(f"Reduce the leak: {words}", "") for words in list(remedies)[:1]]
     if not doubts:
-        steps.append(Step("Compare the assumptions in section 3 with your system; where they differ, correct foreign.toml", command))
+        steps.append(Step(f"Compare the assumptions in section 3 with your system; where they differ, correct {corrected}", command))
     return steps
+
+
+def _audit(path: Path) -> Mapping[str, Any]:
+    audit: Any = parsed(path)
+    return audit if isinstance(audit, dict) else {}
+
+
+def _about(path: Path) -> AboutAudit:
+    """Which attacks an audit ran, and which it left out; it does not say so if an earlier version made it."""
+    attacks = _audit(path).get("attacks")
+    if attacks is None:
+        return AboutAudit()
+    lists = [attacks.get(key) for key in ("run", "not_run")] if isinstance(attacks, dict) else []
+    texts = len(lists) == 2 and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists)
+    require(texts, path, "attacks is not a table of lists of names (run, not_run)")
+    run, left = lists
+    return AboutAudit((), tuple(run or ()), tuple(left or ()))
 
 
 def _texts(path: Path, name: str) -> Mapping[str, str]:
     """A table of texts of an audit, such as what it took for granted; empty for an audit that did not write it."""
-    audit: Any = parsed(path)
-    table = audit.get(name, {}) if isinstance(audit, dict) else {}
+    table = _audit(path).get(name, {})
     texts = isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
     require(texts, path, f"{name} is not a table of texts")
     return dict(table)

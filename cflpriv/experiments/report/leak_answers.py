@@ -7,6 +7,7 @@ the suite, settled for every adversary.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...console import counted
 from .answer import Answer, listed, upper
 from .audit_words import metric_words
 from .run_files import Audited
@@ -27,8 +28,10 @@ def audit_answer(audited: Audited) -> Answer:
     question, cells = "What leaks, and to whom?", audited.cells
     if not cells:
         return Answer(question, "open", "Not tested", "No attack was run, so nothing is known of what leaks.")
-    if doubtful := next((cell for cell in cells if cell["status"] == "evidence_doubtful"), None):
-        return Answer(question, "open", "Evidence doubtful", f"Nothing is concluded: {doubtful.get('note') or 'a check failed'}.")
+    if any(cell["status"] == "evidence_doubtful" for cell in cells):
+        return Answer(
+            question, "open", "Evidence doubtful", "What was audited failed a check, so no attack was made and nothing is concluded."
+        )
     adversaries = sorted({str(cell["adversary"]) for cell in cells}, key=_sees)
     small, leaking = _extent(audited), leaks_in(audited)
     if leaking:
@@ -108,7 +111,7 @@ def _extent(audited: Audited) -> str:
     seen = {str(cell["adversary"]) for cell in audited.cells or ()}
     untried = [adversary_words(name) for name in NEEDED if name not in seen]
     untried += [] if any("+" in name for name in seen) else ["a server that clients help"]
-    words = f"{len(run)} of {len(run) + len(left)} attacks {'was' if len(run) == 1 else 'were'} run."
+    words = f"{len(run)} of {counted(len(run) + len(left), 'attack')} {'was' if len(run) == 1 else 'were'} run."
     return f"{words} Not tried: {listed(untried)}." if untried else words
 
 

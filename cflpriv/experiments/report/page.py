@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...console import counted
 from .audit_words import MEANINGS, SIGNS, STATUS, metric_words
 from .run_names import adversary_words
 
@@ -23,7 +24,7 @@ def templates() -> "jinja2.Environment":
         lstrip_blocks=True,
     )  # fmt: skip
     made.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
-    made.filters |= {"figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
+    made.filters |= {"counted": counted, "figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
     made.filters |= {"adversary": adversary_words, "adversaries": _adversaries, "kilobytes": lambda size: f"{size / 1e3:,.0f} kB"}
     made.globals |= {"status": STATUS, "signs": SIGNS, "meanings": MEANINGS, "numbered": numbering()}
     return made

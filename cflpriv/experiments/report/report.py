@@ -25,7 +25,7 @@ from ..sweep.choose import FILE as CHOICE
 from ..sweep.choose import read_chosen
 from ..sweep.sweep import Sweep, sweep_of
 from . import pictures, tested_pictures
-from .answers import answers, cost_words, in_short, subject_of
+from .answers import answers, cost_words, doubted, in_short, subject_of
 from .audit_report import leakage
 from .audit_words import ACTIVE_STATUS
 from .before import before_relying, place_of
@@ -69,8 +69,9 @@ def write_report(folder: Path) -> Path:
     four = answers(runs)
     shown = {
         "title": title(runs), "runs": runs, "total": len(everything), "place": place_of(folder), "subject": subject,
-        "answers": four, "in_short": in_short(runs, four), "steps": before_relying(folder, runs, four), "meta": _meta(everything, subject),
-        "unfinished": unfinished, "unverified": _unverified(everything),
+        "answers": doubted(four, runs), "in_short": in_short(runs, four),
+        "steps": before_relying(folder, runs, four), "meta": _meta(everything, subject),
+        "unfinished": unfinished, "unverified": _unverified(everything), "unchecked": _unchecked(everything),
         "unpoliced": [run.label for run in everything if run.summary.get("release_policy") == "off"],
         **_detailed(runs, subject),
     }  # fmt: skip
@@ -100,6 +101,11 @@ def _meta(runs: Sequence[RunFiles], subject: RunFiles) -> str:
 def _unverified(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
     """The label and the problems of each run whose files do not verify."""
     return [(run.label, [problem.removeprefix(f"{run.folder}/") for problem in run.problems]) for run in runs if run.problems]
+
+
+def _unchecked(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
+    """What `verify` could not check of each run that it could not check whole, after the run's label."""
+    return [(run.label, run.unchecked) for run in runs if run.unchecked]
 
 
 def _detailed(runs: Sequence[RunFiles], subject: RunFiles) -> dict[str, Any]:
@@ -262,7 +268,7 @@ def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str]) 
         inside = [] if groups is None else groups[labels == label].tolist()
         counts = sorted(Counter(inside).items(), key=lambda entry: (-entry[1], entry[0]))
         words = ", ".join(f"{count} {names.get(int(group), f'group {group}')}" for group, count in counts[:SHOWN_GROUPS])
-        more = f", and {len(counts) - SHOWN_GROUPS} groups more" if len(counts) > SHOWN_GROUPS else ""
+        more = f", and {counted(len(counts) - SHOWN_GROUPS, 'group')} more" if len(counts) > SHOWN_GROUPS else ""
         rows.append({"label": int(label), "size": int((labels == label).sum()), "groups": words + more})
     return {"rows": rows, "left_out": len(np.unique(labels)) - len(clusters)}
 

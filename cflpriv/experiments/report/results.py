@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...class_counts import ClassCounts, as_counts
+from ...console import counted
 from ...errors import InputError
 from ...types import Array
 from . import pictures
@@ -64,7 +65,7 @@ def method_rows(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
             "method": method_words(run.summary), "algorithm": run.summary["algorithm"], "run": run.name,
             "protection": protection_words(run.summary, run.config),
             "mean": _scores(run.summary, "accuracy_mean", "error_mean"), "worst": _scores(run.summary, "accuracy_worst", "error_worst"),
-            "groups": _groups(run), "sent": run.summary["upload_bytes"] / max(1, run.summary["clients"]), "notes": _notes(run.summary),
+            "groups": _groups(run), "sent": run.summary["upload_bytes"] / max(1, run.summary["clients"]), "notes": _notes(run),
         }
         for run in runs
     ]  # fmt: skip
@@ -84,13 +85,13 @@ def _groups(run: RunFiles) -> str:
     return f"{s['clusters']}{true}" + ("" if s["ari"] is None else f", ARI {s['ari']:.2f}")
 
 
-def _notes(s: Mapping[str, Any]) -> list[str]:
+def _notes(run: RunFiles) -> list[str]:
     """What a reader of a run's scores should know, a line each."""
-    notes = []
+    s, notes = run.summary, ["files changed, figures may be false"] if run.problems else []
     if s["rounds"] < s["rounds_planned"]:
         notes.append(f"interrupted after {s['rounds']} of {s['rounds_planned']} rounds")
     if s["rounds_skipped"]:
-        notes.append(f"{s['rounds_skipped']} rounds skipped")
+        notes.append(f"{counted(s['rounds_skipped'], 'round')} skipped")
     if s.get("group_rounds_without_sum"):
         notes.append(f"{s['group_rounds_without_sum']} × a group had no sum")
     if s.get("clipped_client_rounds"):
@@ -98,7 +99,7 @@ def _notes(s: Mapping[str, Any]) -> list[str]:
     if s.get("evaluated_clients"):
         interval = s.get("accuracy_mean_interval")
         reach = f": 95 % interval {100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
-        notes.append(f"{s['evaluated_clients']} clients drawn at random{reach}; worst of the {s['evaluated_clients']} drawn")
+        notes.append(f"{counted(s['evaluated_clients'], 'client')} drawn at random{reach}; worst of the {s['evaluated_clients']} drawn")
     if s.get("release_policy") == "off":
         notes.append("release policy off")
     if s.get("clear_structure") is False:

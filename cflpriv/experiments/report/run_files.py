@@ -76,7 +76,10 @@ class Audited:
 
 @dataclass(frozen=True, eq=False)
 class RunFiles:
-    """One run folder, read. Optional parts are None. `label` is unique in a report."""
+    """One run folder, read. Optional parts are None. `label` is unique in a report.
+
+    `problems` and `unchecked` are what `verify` found.
+    """
 
     folder: Path
     summary: Mapping[str, Any]
@@ -88,6 +91,7 @@ class RunFiles:
     texts: Mapping[str, str]
     label: str = ""
     problems: tuple[str, ...] = ()
+    unchecked: str = ""
     active: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -146,11 +150,14 @@ def read_run(folder: Path) -> RunFiles:
             raise
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     texts = {name: _text(folder / name) for name in ("config.toml", "environment.json")}
-    rows, problems = _rounds(folder / "rounds.jsonl"), verify(folder, payloads=False).problems
+    rows, checked = _rounds(folder / "rounds.jsonl"), verify(folder)
     protection, label = protection_words(summary, config), f"{summary['algorithm']} ({readable(folder.resolve().name)})"
     truth, about = (measured or {}).get("truth", {}), about_audit(folder / "audit.json")
     audited = Audited(folder, f"Protection: {protection}", label, protection, cells, verdicts, truth, names, about)
-    return RunFiles(folder, summary, rows, measured, evidence, audited, config, texts, problems=problems, active=active)
+    return RunFiles(
+        folder, summary, rows, measured, evidence, audited, config, texts, problems=checked.problems, unchecked=checked.unchecked,
+        active=active,
+    )  # fmt: skip
 
 
 def group_names(measured: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[int, str]:
@@ -199,10 +206,7 @@ def about_audit(path: Path) -> AboutAudit:
             f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}; adversaries: "
             f"{', '.join(_with_extent(about, name) for name in about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
         ]
-        for risk, leaks in audit.get("risks", {}).items():
-            by = dict.fromkeys(f"{leak['attack'].replace('_', ' ')} ({leak['adversary']})" for leak in leaks)
-            words = f"leaks by {', '.join(by)}" if by else "none shown"
-            lines.append(f"{risk.capitalize()}: {words}.")
+        lines += [f"{risk.capitalize()}: {words}." for risk, words in audit.get("risk_words", {}).items()]
         for adversary in dict.fromkeys(entry["adversary"] for entry in audit.get("most_exposed", ())):
             first = [f"client {e['client']}, row {e['row']}" for e in audit["most_exposed"] if e["adversary"] == adversary][:FIRST_EXPOSED]
             lines.append(f"Training samples that stand out most to {adversary} (rows from 0; audit.json lists more): {'; '.join(first)}.")

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...console import counted
 from ...files import write_atomically
 from ..sweep.sweep import Sweep
 from . import pictures
@@ -32,7 +33,11 @@ def sweep_in_short(rows: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[st
     front = [str(mark["name"]) for mark in marks if mark["on_front"]]
     unknown = sum(not mark["marked"] or mark["doubt"] == "not validated" for mark in marks)
     words = attack_words(first)
-    about = f" For {unknown} of {len(marks)} settings this attack has no validated figure, so nothing is known there." if unknown else ""
+    about = (
+        f" For {unknown} of {counted(len(marks), 'setting')} this attack has no validated figure, so nothing is known there."
+        if unknown
+        else ""
+    )
     if not front:
         return f"There is no front: {words}, and every other attack, is validated for no setting.{served}"
     several = "; ".join(front[:NAMED]) + (f"; {len(front) - NAMED} more" if len(front) > NAMED else "")

@@ -195,12 +195,14 @@ FILES = (
         {
             "verdicts": "For each adversary one sentence, and what would reduce the leak.",
             "risks": "The leaks by risk: singling out, linkability, inference.",
+            "risk_words": "What was found of each risk, for people: leaks, open figures, or that no attack was made.",
             "about": "Software, date, digests of run and data, budget, seeds, adversaries, attacks, and what was not run.",
             "remedies_accepted": "By attack or attack/metric the first remedy that the configuration accepts: `words`, `changes`.",
             "remedies_measured": "With `--measure-remedies`: each leak before and after its remedy.",
             "most_exposed": "Training samples that a leaking membership attack singles out: `client`, `row` of its training data, and the "
             "share of samples outside that score as high.",
             "evidence_doubtful, assumed": "Of another system: the checks that failed; what the audit assumed.",
+            "attacks, source": "Of another system: the attacks `run` and `not_run`; `folder` or `python`, which gave the updates.",
             "family": "How all figures are judged together.",
             "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
         },

@@ -46,18 +46,18 @@ def _checkpoints(folder: Path) -> tuple[list[str], list[str]]:
     return [change_of(folder / name) for name, digest in sorted(computed.items()) if known.get(name) != digest], absent
 
 
-def verify(folder: Path, *, payloads: bool = True) -> Verified:
-    """Check a run folder, with `payloads` also those of the transcript, and the checkpoints. `InputError` for a folder that is none."""
+def verify(folder: Path) -> Verified:
+    """Check a run folder, with the payloads of its transcript and its checkpoints. Raises `InputError` for a folder that is none."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder}: is not a run folder (no config.toml)")
     messages, damage = list[Message](), list[str]()
-    if payloads and (folder / "transcript").is_dir():
+    if (folder / "transcript").is_dir():
         try:
             messages = read_transcript(folder / "transcript")
         except InputError as error:
             damage.append(str(error))
-    counted = len(messages) if payloads and not damage else None
-    changed, unchecked = _checkpoints(folder) if payloads else ([], [])
+    counted = None if damage else len(messages)
+    changed, unchecked = _checkpoints(folder)
     problems = (*changed_files(folder), *changed, *damage, *_contradictions(folder, counted))
     return Verified(digest_of(folder), problems, "; ".join([*filter(None, [what_was_kept(messages)]), *unchecked]))
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures import leakage
 from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
-from cflpriv.attacks.figures.verdicts import risks_of, verdicts_of
+from cflpriv.attacks.figures.verdicts import risk_words, risks_of, verdicts_of
 from cflpriv.cli import app
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError, TrainingDiverged
@@ -478,6 +479,22 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
     assert all(entry.risk in (*risks, "") for entry in map(ATTACKS.__getitem__, ATTACKS))
 
 
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([], "not attacked"),
+        ([("likeness", "at_baseline")], "none shown"),
+        ([("likeness", "inconclusive")], "none shown, 1 figure is open"),
+        ([("likeness", "inconclusive"), ("cluster_identity", "not_validated")], "none shown, 2 figures are open"),
+        ([("likeness", "leaks"), ("cluster_identity", "not_validated")], "leaks by likeness (server)"),
+        ([("likeness", "evidence_doubtful")], "not known, because the evidence is doubtful"),
+    ],
+)
+def test_a_risk_says_what_is_open_and_whether_it_was_attacked(cells: list[tuple[str, Any]], words: str) -> None:
+    made = [figure_of("membership", "leaks"), *(figure_of(attack, status) for attack, status in cells)]
+    assert risk_words(made)["linkability"] == words
+
+
 def test_a_value_that_need_not_be_sent_does_not_head_a_verdict() -> None:
     static = figure_of("disaggregation", "leaks", 1.0, metric="static_value_exact", baseline=0.0, exact=True)
     real = figure_of("membership", "leaks", 0.7, metric="model_lira_auc", baseline=0.5)
@@ -498,6 +515,17 @@ def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: st
     assert "which knows 15 clients' data" in verdicts_of([learned])[0].sentence
     (second,) = verdicts_of([figure_of("membership", "leaks", 1.0, metric="model_lira_auc", adversary=adversary), sybil])
     assert "sybil span (with 15 colluding clients)" in second.sentence
+
+
+def test_of_equal_leaks_clients_data_come_before_who_is_alike() -> None:
+    alike = figure_of("cluster_identity", "leaks", 1.0, metric="group_accuracy")
+    image = figure_of("signature_inversion", "leaks", 0.9999, metric="mean_image_cosine")
+    labels = figure_of("label_inference", "leaks", 1.0)
+    member = figure_of("membership", "leaks", 0.7, metric="model_lira_auc")
+    for cells in permutations([alike, image, labels, member]):
+        (verdict,) = verdicts_of(cells)
+        assert verdict.attack == "signature_inversion"
+        assert verdict.sentence.endswith("leaks also by label inference, cluster identity, membership")
 
 
 def test_a_guarantee_that_stood_is_stated_with_its_bound() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cflpriv.attacks.audit import audit_run
+from cflpriv.attacks.compared.signature_labels import IMAGE_MARGIN
 from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.attacks.figures.payloads import ENTRIES
 from cflpriv.attacks.figures.verdicts import verdicts_of
@@ -91,6 +92,25 @@ def test_a_figure_without_a_remedy_has_the_reason_in_the_verdict(tmp_path: Path)
     assert verdict.reduces.startswith("no setting: clusters are found from these vectors")
     (other,) = verdicts_of([replace(leak, metric="update_group_accuracy")], remedies)
     assert "--set" in other.reduces
+
+
+def test_a_rotation_is_the_remedy_of_mean_images_and_not_of_label_sets(tmp_path: Path) -> None:
+    path = settings_file(tmp_path, "pacfl")
+    images = {name.partition("/")[2] for name in CANDIDATES if name.startswith("signature_inversion/")}
+    assert images == IMAGE_MARGIN.keys()
+    assert all(accepted(path)[f"signature_inversion/{metric}"].changes == ('protection.gram=["haar"]',) for metric in images)
+    assert 'protection.gram=["haar"]' not in accepted(path)["signature_inversion"].changes
+
+
+@pytest.mark.slow
+def test_a_rotation_lowers_mean_images_also_where_label_sets_lead_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_experiment(load_config(settings_file(tmp_path, "pacfl")), folder)
+    audit_run(folder, attacks=["signature_inversion"], budget="quick", adversary="server", measure_remedies=True)
+    measured = json.loads((folder / "audit.json").read_text(encoding="utf-8"))["remedies_measured"]
+    images = [entry for entry in measured if entry["metric"].startswith("mean_image_")]
+    assert images
+    assert all(entry["lowered"] and entry["changes"] == ['protection.gram=["haar"]'] for entry in images), images
 
 
 @pytest.mark.slow

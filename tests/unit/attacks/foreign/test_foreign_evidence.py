@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import in_process
 from foreign_scenes import SETTINGS, audited, scene
-from report_pages import page_of
+from report_pages import Page, page_of
 
 from benchmarks.doubtful_evidence import BASES, CORRECT, MISUSES, Audit, made, reasons
 from cflpriv.attacks import audit_updates, save_updates
@@ -82,11 +82,10 @@ def test_a_doubtful_audit_makes_no_attack_and_has_no_figure(base: Audit) -> None
     cells = audit_updates(spoilt.model, spoilt.updates, spoilt.auxiliary, spoilt.settings)
     assert [cell.attack for cell in cells] == ["label_inference", "membership", "gradient_inversion", "batch_statistics"]
     assert {(cell.status, cell.value) for cell in cells} == {("evidence_doubtful", None)}
-    assert (
-        cells[0]
-        .line()
-        .startswith("label_inference / histogram_l1 (server, of another system): evidence_doubtful; client 0: outside is the same as x")
-    )
+    assert cells[0].line() == "label_inference / histogram_l1 (server, of another system): evidence_doubtful"
+    assert repr(cells).count("client 0: outside is the same as x") == 1
+    page = Page(cells.report().path.read_text(encoding="utf-8"))
+    assert page.words.count("client 0: outside is the same as x") == 1
 
 
 def test_later_samples_of_a_client_are_those_of_its_first_update(tmp_path: Path) -> None:
@@ -116,11 +115,14 @@ def test_console_file_and_report_say_why(
     )  # fmt: skip
     MODELS["examined"] = (lambda _: spoilt.model, "")
     try:
-        assert in_process(monkeypatch, "audit", "--foreign", str(folder)) == 0
+        assert in_process(monkeypatch, "audit", "--foreign", str(folder)) == 1
     finally:
         MODELS.pop("examined", None)
     shown = capsys.readouterr().out
     assert "The evidence is doubtful, so no attack was made and nothing is concluded: client" in shown
+    assert shown.count("no updates (after = before + update)") == 1
+    assert "Singling out: not known, because the evidence is doubtful." in shown
+    assert "Linkability: not attacked." in shown
     assert "was not seen to learn anything" not in shown
     written = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     assert "no updates (after = before + update)" in written["evidence_doubtful"]["unrelated states"]

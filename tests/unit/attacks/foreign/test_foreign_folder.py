@@ -82,8 +82,18 @@ def test_an_audit_from_python_has_the_report_of_the_folder(updates_folder: Path,
     load_plugin(updates_folder.parent / "net.py")
     audit_folder(updates_folder, attacks=["label_inference"])
     pages = [path.read_text(encoding="utf-8") for path in (page.path, write_report(updates_folder))]
-    same = [re.split("<details><summary>foreign.toml", re.sub("<dt>Model</dt>.*?</dd>", "", text))[0] for text in pages]
+    told = (
+        "<dt>Model</dt>.*?</dd>",
+        '<div class="before">.*?</div>',
+        "<p>If a setting.*?</p>",
+        "<details><summary>(LoopSettings|foreign).*",
+    )
+    same = [re.sub("|".join(told), "", text, flags=re.DOTALL) for text in pages]
     assert same[0] == same[1]
+    in_python, of_folder = map(Page, pages)
+    assert not re.search("foreign|folder", in_python.words)
+    assert "correct the arguments of audit_updates and audit again" in in_python.words
+    assert "correct foreign.toml and audit again" in of_folder.words
     assert "label inference" in same[0]
     assert page._repr_html_().startswith("<iframe srcdoc=")
 
@@ -111,6 +121,11 @@ def test_a_report_shows_verdicts_figures_pictures_and_what_was_assumed(
     page = Page((updates_folder / "report.html").read_text(encoding="utf-8"))
     audit = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))
     first = audit["verdicts"][0]["sentence"]
+    assert audit["attacks"]["run"] == ["label_inference", "membership", "gradient_inversion", "batch_statistics"]
+    assert f"4 of {4 + len(audit['attacks']['not_run'])} attacks were run" in page.unfolded
+    assert all(name.replace("_", " ") in page.words for name in audit["attacks"]["not_run"])
+    assert "secure sums, so that nobody sees a single client's update" in page.unfolded
+    assert not re.search(r"\[(privacy|protection|training)\]|fewer rounds|more clients", page.words)
     assert page.headings == ["1 · What leaks, and to whom?", "2 · Can the evidence be trusted?", "3 · What was assumed?"]
     assert "▲ Leaks to the server" in page.unfolded
     assert "Labels: true and inferred" in page.unfolded

@@ -1,5 +1,6 @@
 """The first screen: what each answer says for summaries, clusterings and audits, and that nothing untested reads as safe."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cflpriv.experiments.report.answers import answers, clusters_placed, guarantee_of, in_short
+from cflpriv.experiments.report.answers import answers, clusters_placed, doubted, guarantee_of, in_short
 from cflpriv.experiments.report.audit_words import STATUS
 from cflpriv.experiments.report.before import MOST_STEPS, before_relying
 from cflpriv.experiments.report.leak_answers import audit_answer, leak_sentence
@@ -290,3 +291,39 @@ def test_at_most_three_steps_each_with_a_command(leaking: bool, short: bool, cha
     assert any("cflpriv verify runs/clusters" in step.command for step in steps) == changed
     if leaking and not short and not changed:
         assert """--set 'protection.gram=["ckks"]'""" in steps[0].command
+
+
+@given(st.booleans(), st.booleans())
+def test_no_command_repeats_a_run_as_it_was(first: bool, second: bool) -> None:
+    """A leak without a remedy gets no command."""
+    remedies = {
+        name: ("secure sums", ('protection.sum="secagg"',)) if has_remedy else ("no setting that the configuration accepts", ())
+        for name, has_remedy in (("one", first), ("two", second))
+    }
+    leaks = audited(cell("leaks", "released"), cell("leaks", "server", "two"), about=AboutAudit((), ("one", "two"), (), remedies))
+    runs = [a_run(audit=leaks)]
+    commands = [step.command for step in before_relying(Path("runs"), runs, answers(runs))]
+    assert all("--set" in command for command in commands if command.startswith("cflpriv run"))
+    assert any("-protected" in command for command in commands) == (first or second)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_numbers_of_one_have_no_plural(left: int) -> None:
+    about = AboutAudit((), ("one",), ("two", "three")[:left])
+    run = a_run(audit=replace(audited(cell("at_baseline"), about=about), group_names={0: "upright", 1: "turned by 90°"}))
+    run = replace(run, measured={"truth": {"0": 0, "1": 1}, "labels": {"0": 0, "1": 1}})
+    (step,) = [step for step in before_relying(Path("runs"), [run], answers([run])) if "audit" in step.command]
+    assert ("the other attack:" in step.words) == (left == 1)
+    assert not re.search(r"\b1 (attacks|clients|seeds|figures)\b", " ".join(f"{one.text} {one.small}" for one in answers([run])))
+
+
+@given(st.sampled_from(["leaks", "at_baseline"]), st.booleans(), st.booleans())
+def test_doubt_of_changed_files_comforts_nobody(status: str, own: bool, others: bool) -> None:
+    """Where the subject's files were changed no answer is good, and a leak stays a leak; of other runs only the comparison is doubtful."""
+    subject = replace(a_run(audit=audited(cell(status))), problems=("summary.json: differs",) if own else ())
+    runs = [subject, replace(a_run("one", 0.5), problems=("rounds.jsonl: differs",) if others else ())]
+    plain, shown = answers(runs), doubted(answers(runs), runs)
+    assert ["may be false" in answer.small for answer in shown] == [own or others, own, own, own]
+    for before, after in zip(plain, shown, strict=True):
+        assert (after.tone == "bad") == (before.tone == "bad")
+        assert after == before or after.tone in ("bad", "open")

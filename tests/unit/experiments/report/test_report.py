@@ -215,7 +215,7 @@ def test_an_interrupted_run_and_one_without_clear_structure_say_so(runs: Path) -
     rewrite(runs / "a_pacfl" / "measured.json", lambda old: {**old, "clear": False})
     after = page_of(runs / "a_pacfl")
     assert "interrupted after 2 of 9 rounds" in method()
-    assert "1 rounds skipped" in method()
+    assert "1 round skipped" in method()
     assert "no clear structure" in method()
     assert "Finish the run that ended after 2 of 9 rounds" in after.unfolded
     assert after.words.count("No clear structure.") == before.words.count("No clear structure.") + 1

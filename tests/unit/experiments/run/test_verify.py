@@ -136,6 +136,22 @@ def test_a_report_says_what_is_not_verified(run_folder: Path) -> None:
     assert "Not verified:" in page
     assert "summary.json: accuracy_mean = 0.988, where the run" in page
     assert "Verified:" not in page
+    assert page.count("Files were changed, so figures may be false.") == 5  # the summary in a sentence, and four answers
+    assert "files changed, figures may be false" in page  # beside the scores of the table
+    assert 'class="answer good' not in page
+
+
+def _one_byte_flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", [_one_byte_flipped, Path.unlink])
+def test_a_report_finds_whatever_damage_to_a_transcript_is_found_elsewhere(run_folder: Path, damage: Callable[[Path], None]) -> None:
+    damage(sorted((run_folder / "transcript").glob("payloads_*"))[0])
+    (problem,) = verify(run_folder).problems
+    assert read_run(run_folder).problems == (problem,)
 
 
 @pytest.mark.parametrize(
