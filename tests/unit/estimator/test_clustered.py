@@ -1,5 +1,6 @@
 """The estimator: scikit-learn's own checks, the configuration both ways, predictions against the run's own scores, files, frames."""
 
+import html
 import json
 import logging
 import re
@@ -311,6 +312,21 @@ def test_pictures_and_pages(fitted: ClusteredFL, tmp_path: Path) -> None:
     assert page._repr_html_().startswith("<iframe srcdoc=")
     assert "cluster 1, 6 clients" in fitted._repr_html_()
     assert "label inference" in fitted.audit(["label_inference"])._repr_html_()
+
+
+def test_a_report_gives_python_lines_which_run(fitted: ClusteredFL, tmp_path: Path) -> None:
+    page = fitted.report(tmp_path / "report.html").path.read_text(encoding="utf-8")
+    assert not re.search("cflpriv (run|advise|audit) ", html.unescape(page))
+    lines = {html.unescape(line) for line in re.findall(r"<code>(ClusteredFL.*?)</code>", page)}
+    assert len(lines) > 1
+    for line in lines:
+        again = eval(line, {"ClusteredFL": ClusteredFL, "load_config": load_config, "fl": fitted, "rows": columns()})
+        assert again.config_ != fitted.config_
+
+
+def test_a_command_on_a_run_of_a_frame_names_the_estimator(fitted: ClusteredFL) -> None:
+    with pytest.raises(InputError, match=r"ClusteredFL\.fit takes them again, and ClusteredFL\.load"):
+        run_experiment(fitted.config_, fitted.folder_.parent / "again")
 
 
 def test_an_audit_has_figures_and_verdicts_and_prints_nothing(
