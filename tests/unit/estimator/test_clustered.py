@@ -143,6 +143,21 @@ def test_clusters_are_those_of_the_models_where_the_server_knows_none(algorithm:
         assert len(set(estimator.labels_[::2])) == len(set(estimator.labels_[1::2])) == 1
 
 
+def test_the_model_of_a_cluster_predicts_new_clients(fitted: ClusteredFL) -> None:
+    table, even = columns(1), [owner % 2 == 0 for owner in np.repeat(np.arange(CLIENTS), ROWS)]
+    rows = {name: [cell for cell, here in zip(cells, even, strict=True) if here] for name, cells in table.items()}
+    new = {**rows, "device": [f"new {name}" for name in rows["device"]]}
+    own, other = int(fitted.labels_[0]), int(fitted.labels_[1])
+    assert fitted.score(new, client="device", label="status", cluster=own) > 0.75
+    assert fitted.score(new, client="device", label="status", cluster=other) < 0.25
+    moved = {name: 3 * np.array(cells) + 5 if name in "abc" else cells for name, cells in new.items()}  # clients standardise their own rows
+    np.testing.assert_allclose(fitted.predict_proba(moved, cluster=own), fitted.predict_proba(new, cluster=own), atol=1e-5)
+    x, y, owners = arrays()
+    shared = small("fedavg", rounds=1, data={"standardise": "constants", "feature_mean": [0.0], "feature_std": [1.0]})
+    shared.fit(x, y, client=owners)
+    np.testing.assert_array_equal(shared.predict_proba(x[:1], cluster=0), shared.predict_proba(x[:1]))
+
+
 def test_a_model_of_all_needs_no_client_unless_statistics_are_its_own() -> None:
     x, y, owners = arrays()
     public = {"standardise": "constants", "feature_mean": (0.0,), "feature_std": (1.0,)}
@@ -226,7 +241,15 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
     table = columns()
     without = {name: cells for name, cells in table.items() if name != "device"}
     for call, words in (
-        (lambda: fitted.predict({**table, "device": ["x"] * len(table["a"])}), "client 'x': was not there in fit"),
+        (
+            lambda: fitted.predict({**table, "device": ["x"] * len(table["a"])}),
+            r"client 'x': was not there in fit.*predict\(rows, cluster=K\) takes the model of cluster K, 0 to 1",
+        ),
+        (lambda: fitted.predict(table, cluster=2), "cluster = 2: there are 0 to 1"),
+        (lambda: fitted.predict({name: cells[:1] for name, cells in table.items()}, cluster=0), "1 row, and 2 are needed"),
+        (lambda: fitted.predict({name: [] for name in table}), "X: has no rows"),
+        (lambda: small("fedavg", rounds=1).fit(*arrays()[:2]).predict(np.array([["a", "b", "c"]])), "X: dtype='numeric'"),
+        (lambda: Protection(gram="haar"), r"protection\.gram = 'haar': expected several names, such as \('haar',\)"),  # type: ignore[arg-type]
         (lambda: fitted.predict(without), "client: is needed"),
         (lambda: fitted.predict({name: cells for name, cells in table.items() if name != "b"}), "has no column 'b'"),
         (lambda: fitted.predict(without, client=["d00"]), r"client: has shape \(1,\)"),
@@ -268,7 +291,11 @@ def test_what_was_saved_predicts_the_same(fitted: ClusteredFL, tmp_path: Path) -
     assert clone(loaded).to_config().training == fitted.to_config().training
     with pytest.raises(InputError, match="is not empty"):
         fitted.save(tmp_path / "fl")
-    with pytest.raises(InputError, match="the run folder is not there"):
+    with pytest.raises(InputError, match="an estimator that was loaded has none"):
+        loaded.audit()
+    assert loaded.report(tmp_path / "report.html").path.is_file()
+    loaded.folder_ = tmp_path / "removed"
+    with pytest.raises(InputError, match="the run folder is not there any more"):
         loaded.report()
     x, y, owners = arrays()
     numbers = small("fedavg", rounds=1).fit(x, y, client=owners)
