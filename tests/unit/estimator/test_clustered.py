@@ -237,6 +237,11 @@ def test_a_dataset_of_hugging_face_is_a_frame() -> None:
     np.testing.assert_array_equal(estimator.predict(datasets.Dataset.from_dict(table)), estimator.predict(table))
 
 
+def _with_a_single_row(table: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The table with a row more, of a client that has no other."""
+    return {name: [*cells, cells[0] if name in "abc" else "on"] for name, cells in table.items()}
+
+
 def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
     table = columns()
     without = {name: cells for name, cells in table.items() if name != "device"}
@@ -249,6 +254,10 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
         (lambda: fitted.predict({name: cells[:1] for name, cells in table.items()}, cluster=0), "1 row, and 2 are needed"),
         (lambda: fitted.predict({name: [] for name in table}), "X: has no rows"),
         (lambda: small("fedavg", rounds=1).fit(*arrays()[:2]).predict(np.array([["a", "b", "c"]])), "X: dtype='numeric'"),
+        (
+            lambda: small().fit(_with_a_single_row(table), client="device", label="status"),
+            r"^client 12 \('on'\): 1 sample cannot be split into 2 halves; leave the client out",
+        ),
         (lambda: Protection(gram="haar"), r"protection\.gram = 'haar': expected several names, such as \('haar',\)"),  # type: ignore[arg-type]
         (lambda: fitted.predict(without), "client: is needed"),
         (lambda: fitted.predict({name: cells for name, cells in table.items() if name != "b"}), "has no column 'b'"),
