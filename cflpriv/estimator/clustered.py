@@ -5,7 +5,10 @@ configuration, `from_config` takes one.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,7 +29,7 @@ from ..data.column_guesses import guessed_columns, is_usual
 from ..data.columns import cell_name
 from ..data.population import table_population
 from ..data.raw_tables import FRAME, TABLES
-from ..errors import InputError
+from ..errors import CflprivWarning, InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection
 from ..experiments.config.table_starter import TABLE_KEYS
@@ -38,7 +41,7 @@ from ..privacy.settings import Privacy
 from ..progress import run_progress
 from ..protocols.bounded_files import read_json
 from ..types import Array, Population
-from .frames import FrameRows, as_columns, cells_of, numeric, rows_of
+from .frames import FrameRows, as_columns, cells_of, numeric, one_client, rows_of
 from .saved import SavedClient, read_estimator, write_estimator
 
 __all__ = ["ClusteredFL"]
@@ -52,11 +55,27 @@ SHORT = {
 """Keys of sections that are parameters, too, so that searches over them need no section."""
 
 Keys = Mapping[str, Any]
+_SHOWN: set[str] = set()
+"""The warnings that this process has logged. `summary_` has those of each fit."""
 
 
 def _log(line: str) -> None:
     """A line of a run or an audit, for whoever listens to the logger "cflpriv"; Python prints warnings to those who do not."""
-    LOG.log(logging.WARNING if line.startswith("warning: ") else logging.INFO, line.removeprefix("warning: "))
+    words = line.removeprefix("warning: ")
+    if words == line:
+        LOG.info(line)
+    elif words not in _SHOWN:
+        _SHOWN.add(words)
+        LOG.warning(words)
+
+
+@contextmanager
+def _each_once() -> Iterator[None]:
+    """Without the warnings that were shown before: each fold of a cross-validation would repeat them."""
+    with warnings.catch_warnings():
+        for words in _SHOWN:
+            warnings.filterwarnings("ignore", re.escape(words), CflprivWarning)
+        yield
 
 
 class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -84,7 +103,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     schema that is guessed from the table and is public from then on (`data={"columns": ...}` gives one). A share of each client's rows
     (`data.test_share`, 0.2) is held out for the results in `summary_`.
 
-    Methods raise `InputError`, which is a `ValueError`, naming what cannot be used.
+    A warning is shown once in a process; `summary_` has those of each fit. Methods raise `InputError`, which is a `ValueError`, naming what
+    cannot be used.
     """
 
     __metadata_request__fit: ClassVar = {"client": True}
@@ -173,18 +193,26 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         columns = as_columns(X) or {}
         client = config.data.client_column if client is None and config.data.client_column in columns else client
         label = config.data.label_column if label is None and y is None and config.data.label_column in columns else label
+        if config.data.label_type != "class":
+            raise InputError(
+                f"data.label_type = {config.data.label_type!r}: {type(self).__name__} predicts classes; for a regression write the rows "
+                "into a file, and give it to cflpriv init --data FILE and cflpriv run"
+            )
         rows = self._rows(X, y, client, label, reset=True)
+        alone = () if client is not None else (one_client(rows),)
         config, remarks = self._of_rows(config, rows)
         population = table_population(config.data, [rows.table])
         left_out = {column.name for column in config.data.columns if column.type == "ignore"}
         doubts = [f"column {name!r} is left out: {remark}" for name, remark in remarks.items() if name in left_out and not is_usual(remark)]
         notes = [f"column {name!r}: {remark}" for name, remark in remarks.items()]
-        population = replace(population, warnings=(*doubts, *population.warnings), notes=(*population.notes, *notes))
+        population = replace(population, warnings=(*doubts, *population.warnings), notes=(*alone, *population.notes, *notes))
         base = temporary_folder() if self.folder is None else Path(self.folder)
         base.mkdir(parents=True, exist_ok=True)
         self.folder_ = Path(mkdtemp(prefix="run-", dir=base)) / "run"
         self.config_ = config
-        with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress:
+        for line in alone:
+            _log(f"warning: {line}")
+        with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress, _each_once():
             self.summary_ = run_experiment(
                 config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step
             )  # fmt: skip
@@ -200,8 +228,6 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"data.source = {data.source!r}, partition = {data.partition!r}: fit takes a table with its clients, so leave them out; "
                 "run_experiment(fl.to_config(), folder) runs on the configuration's own data"
             )
-        if data.label_type != "class":
-            raise InputError(f"data.label_type = {data.label_type!r}: {type(self).__name__} predicts classes; cflpriv run has regressions")
         changes: dict[str, Any] = {"source": FRAME, "paths": (), "client_column": rows.client, "label_column": rows.label}
         features, remarks = _features(rows.features, config), dict[str, str]()
         if not data.columns and data.standardise == "auto" and not numeric(rows.table, features):

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cflpriv import ClusteredFL, InputError, Protection, load_config
 from cflpriv.errors import CflprivWarning
+from cflpriv.estimator import clustered
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.types import Array
 
@@ -258,6 +260,7 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
             lambda: small().fit(_with_a_single_row(table), client="device", label="status"),
             r"^client 12 \('on'\): 1 sample cannot be split into 2 halves; leave the client out",
         ),
+        (lambda: small(data={"label_type": "number"}).fit(table, client="device", label="a"), "for a regression.*cflpriv run"),
         (lambda: Protection(gram="haar"), r"protection\.gram = 'haar': expected several names, such as \('haar',\)"),  # type: ignore[arg-type]
         (lambda: fitted.predict(without), "client: is needed"),
         (lambda: fitted.predict({name: cells for name, cells in table.items() if name != "b"}), "has no column 'b'"),
@@ -277,6 +280,32 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
         small().fit(x, x[:, 0])
     alone = small("fedavg", rounds=1).fit(x, y)
     np.testing.assert_array_equal(alone.predict(x), alone.predict(x, client=np.zeros(len(x), int)))
+
+
+def test_rows_without_clients_are_warned_of_once_with_the_columns_that_could_name_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustered, "_SHOWN", set())
+    table = columns()
+    without = {name: cells for name, cells in table.items() if name != "device"}
+    notes = [small("fedavg", rounds=1).fit(X, label="status").summary_["notes"][0] for X in (table, without, table, without)]
+    assert all(line.startswith("no client is given, so all rows are of one client") for line in notes)
+    assert ["client= could be 'device'" in line for line in notes] == [True, False, True, False]
+    assert [record.getMessage() for record in caplog.records if "no client is given" in record.getMessage()] == notes[:2]
+    named = small("fedavg", rounds=1).fit(table, client="device", label="status")
+    assert not any("no client is given" in line for line in named.summary_["notes"])
+
+
+def test_a_doubt_about_columns_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustered, "_SHOWN", set())
+    table = {**columns(), "weight": [f"{row / 7:.2f} kg" for row in range(CLIENTS * ROWS)]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = [small("fedavg", rounds=1).fit(table, client="device", label="status") for _ in range(3)]
+    shown = [str(warning.message) for warning in caught if issubclass(warning.category, CflprivWarning)]
+    assert shown
+    assert len(set(shown)) == len(shown)
+    assert all(set(shown) <= set(each.summary_["warnings"]) for each in fits)
 
 
 def test_a_fit_that_fails_leaves_the_last_one() -> None:
