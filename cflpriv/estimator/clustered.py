@@ -217,7 +217,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step
             )  # fmt: skip
         self._population = population
-        self._describe(rows, population)
+        with _each_once():
+            self._describe(rows, population)
         return self
 
     def _of_rows(self, config: Config, rows: FrameRows) -> tuple[Config, Mapping[str, str]]:
