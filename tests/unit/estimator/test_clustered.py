@@ -371,6 +371,9 @@ def test_pictures_and_pages(fitted: ClusteredFL, tmp_path: Path) -> None:
     axes = Figure().subplots()
     assert fitted.plot_clusters(axes) is axes
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["d00", "d02"]
+    assert axes.get_title() == "12 clients in 2 clusters"
+    axes.figure.draw_without_rendering()
+    assert axes.xaxis.label.get_window_extent().y0 >= 0  # not cut off
     assert fitted.plot_rounds(Figure().subplots()).get_xlabel() == "round"
     page = fitted.report(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!")
@@ -387,6 +390,14 @@ def test_a_report_gives_python_lines_which_run(fitted: ClusteredFL, tmp_path: Pa
     for line in lines:
         again = eval(line, {"ClusteredFL": ClusteredFL, "load_config": load_config, "fl": fitted, "rows": columns()})
         assert again.config_ != fitted.config_
+
+
+def test_groups_that_nobody_knows_are_called_unknown(fitted: ClusteredFL) -> None:
+    notes = {cell.note for cell in fitted.audit(["cluster_identity", "likeness"])}
+    assert any(note.startswith("true groups unknown") for note in notes)
+    assert not any("one true group" in note for note in notes)
+    page = fitted.report().path.read_text(encoding="utf-8")
+    assert "leaves coloured by cluster; true groups unknown" in page
 
 
 def test_a_command_on_a_run_of_a_frame_names_the_estimator(fitted: ClusteredFL) -> None:
