@@ -199,7 +199,7 @@ class Prior:
 class Truth:
     """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y).
 
-    `outside` are the client's test samples (x, y), on which nobody trained. Without `groups_known` numbers of groups mean nothing.
+    `outside` are the client's test samples (x, y), and nobody trained on them. Without `groups_known` numbers of groups mean nothing.
     """
 
     mean_images: Mapping[int, Array]

@@ -48,7 +48,7 @@ __all__ = ["ClusteredFL"]
 
 LOG = logging.getLogger("cflpriv")
 FEWEST_ROWS = 2
-"""Of a client whose features are standardised by its rows: with one row all of them would be 0."""
+"""A client standardises its features by this many rows or more: with one row all of them would be 0."""
 SHORT = {
     "rounds": "training", "epochs": "training", "lr": "training", "batch_size": "training", "record": "run", "seed": "run",
 }  # fmt: skip
@@ -269,9 +269,9 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             client: as in `fit`; it may be left out if the model needs no client's own statistics.
-            cluster: the cluster, as in `labels_`, whose model predicts all rows. A new client needs it: choose the cluster that `score`s
-                best on labelled rows of the client. Features that clients standardise by their own rows are standardised by each client's
-                rows in `X`, so give many rows at once.
+            cluster: a number of `labels_`. The model of this cluster predicts all rows. A new client needs it: choose the cluster that
+                `score`s best on labelled rows of the client. Features that clients standardise by their own rows are standardised by each
+                client's rows in `X`, so give many rows at once.
 
         Raises `InputError` for a client that was not there in `fit`, if no `cluster` is given.
         """
@@ -302,7 +302,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return joined(parts).shares
 
     def _by_cluster(self, rows: FrameRows, cluster: int) -> Array:
-        """The probabilities by the model of a cluster; clients whose statistics the model needs have those of their rows here."""
+        """The probabilities by the model of a cluster; if the model needs clients' statistics, those of their rows here are taken."""
         members = [self._models[same_name(str(name))] for name in self.clients_[self.labels_ == cluster].tolist()]
         if not members or len({member.whose for member in members}) > 1:
             why = "its clients have models of their own" if members else f"there are 0 to {self.n_clusters_ - 1}"

@@ -164,8 +164,7 @@ def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTab
     """The classes, or numbers, of the rows of a table, by the pipeline and the parameters of a model.
 
     Args:
-        own: a table of the client's own rows, or its file, by whose mean and deviation features are standardised, where the model needs
-            these.
+        own: a table of the client's own rows, or its file. Their mean and deviation standardise features, where the model needs them.
 
     Raises `InputError` naming the file and the column or cell that does not fit.
     """

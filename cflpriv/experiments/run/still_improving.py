@@ -10,7 +10,7 @@ from .number_scores import main_score
 __all__ = ["still_improving"]
 
 FEWEST_ROUNDS = 10
-"""Of fewer evaluated rounds nothing is said: two fifths of them are too few for a line."""
+"""With fewer evaluated rounds there is no warning: two fifths of them are too few for a line."""
 LEVEL = 0.01
 """The error rate of the warning, if scores fluctuate around a level independently of each other."""
 LEAST_RISE = 0.02
