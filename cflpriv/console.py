@@ -5,7 +5,7 @@ from typing import Any
 
 from .placements import NAME, placement_text
 
-__all__ = ["defaults_text", "row_text", "summary_text"]
+__all__ = ["counted", "defaults_text", "only", "row_text", "summary_text"]
 
 
 def row_text(row: Mapping[str, Any]) -> str:
@@ -100,3 +100,8 @@ def defaults_text(config: Any) -> str:
 def counted(count: int, noun: str) -> str:
     """A number and its noun."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def only(count: int, noun: str) -> str:
+    """That there are no more of something."""
+    return f"there {'is' if count == 1 else 'are'} only {counted(count, noun)}"

@@ -21,7 +21,7 @@ from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.sums import oblivious_sizes
 from ..evidence.updates import of_several, public_model
-from ..figures.leakage import Case, Cell, group_cell, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing, one_group
 
 __all__ = ["cells", "clusters_from_sizes", "clusters_in", "linked_clusters"]
 
@@ -157,8 +157,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     clients = sorted(set(groups) - set(case.view.coalition))
     renumbered = case.prior.config is not None and case.prior.config.spec.renumbers
     observed, reference = (guess(view, clients, renumbered, case.seed) for view in (case.view, case.reference))
-    if len({groups[c] for c in clients}) < 2:
-        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
+    if not case.truth.groups_known or len({groups[c] for c in clients}) < 2:
+        return [nothing(case, NAME, metric, f"{one_group(case)}: no identity to find")], None
     named = len(set(observed.values())) > 1
     if not named and case.prior.config is not None and of_several(case.view, public_model(case.prior).dimension):
         words = "not attempted: no message names a cluster, but what each client sends for every cluster's model tells how it is mixed"

@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 from ...contract.transcript import payload_rows
 from ...types import Array
 from ..adversary import AdversaryView
-from ..figures.leakage import Case, Cell, group_cell, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing, one_group
 
 __all__ = ["cells", "groups_from_scores", "scores_in"]
 
@@ -67,8 +67,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     if observed is None or reference is None or len(observed[0]) < 3:
         return [nothing(case, NAME, metric, "no scores of clients by clients are in this view")], None
     clients = sorted((set(observed[0]) & set(reference[0])) - set(case.view.coalition))
-    if len({case.truth.groups[client] for client in clients}) < 2:
-        return [nothing(case, NAME, metric, "the clients looked for are of one true group: no identity to find")], None
+    if not case.truth.groups_known or len({case.truth.groups[client] for client in clients}) < 2:
+        return [nothing(case, NAME, metric, f"{one_group(case)}: no identity to find")], None
     found = guess(case.view, case.prior.groups), guess(case.reference, case.prior.groups)
     note = "up to renaming, number of groups known; baseline: the same groups dealt at random, or everybody in the largest if that is more"
     return [group_cell(case, NAME, metric, found, clients, margin=MARGIN, note=note)], None

@@ -19,7 +19,7 @@ from scipy.spatial.distance import squareform
 from ...contract.transcript import Message, payload_rows
 from ...types import Array
 from ..adversary import UPDATES, AdversaryView
-from ..figures.leakage import Case, Cell, group_cell, nothing
+from ..figures.leakage import Case, Cell, group_cell, nothing, one_group
 from ..figures.payloads import data_parts, part_of, parts_in_rows
 
 __all__ = ["alike", "cells", "rows_of_part"]
@@ -126,9 +126,13 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         operation = f"{key[0]}_" if key[0] in NAMED else ""
         metric = f"{operation}{key[2].replace(' ', '_')}_group_accuracy"
         groups = Counter(case.truth.groups[client] for client in clients)
-        if len(groups) < 2 or len(groups) == len(clients):
-            why = "of one true group" if len(groups) < 2 else "each of a group of its own"
-            figures.append(nothing(case, NAME, metric, f"the clients looked for are {why}: no identity to find"))
+        if not case.truth.groups_known or len(groups) < 2 or len(groups) == len(clients):
+            why = (
+                one_group(case)
+                if not case.truth.groups_known or len(groups) < 2
+                else "the clients looked for are each of a group of its own"
+            )
+            figures.append(nothing(case, NAME, metric, f"{why}: no identity to find"))
             continue
         found = tuple(alike(of_view, clients, case.prior.groups) for of_view in tables)
         note = f"{key[0]} {key[1]}: groups up to renaming, their number known; baseline: the same groups dealt at random, or the largest"

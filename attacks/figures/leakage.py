@@ -63,7 +63,7 @@ DEALS, ENOUGH_DEALS = 1999, 20
 """So many make the least p so small that a figure can stand among a hundred (`family`)."""
 __all__ = [
     "BUDGETS", "Budget", "Case", "Cell", "Prior", "Truth", "cell", "chance_of_deals", "chance_of_names", "cosine", "dealt_at_random",
-    "group_cell", "grouping_accuracy", "in_words_of", "is_image", "label_sets_of", "nothing", "popular_set", "psnr_db", "ssim",
+    "group_cell", "grouping_accuracy", "in_words_of", "is_image", "label_sets_of", "nothing", "one_group", "popular_set", "psnr_db", "ssim",
 ]  # fmt: skip
 
 
@@ -203,7 +203,7 @@ class Prior:
 class Truth:
     """What a scorer knows of each client: mean training image, labels, how many samples of each (classes,), true group, samples (x, y).
 
-    `outside` are the client's test samples (x, y), on which nobody trained.
+    `outside` are the client's test samples (x, y), and nobody trained on them. Without `groups_known` numbers of groups mean nothing.
     """
 
     mean_images: Mapping[int, Array]
@@ -212,6 +212,7 @@ class Truth:
     groups: Mapping[int, int] = field(default_factory=dict)
     data: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
     outside: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
+    groups_known: bool = True
 
     def histogram(self, client: int) -> Array:
         """The shares of a client's labels, shape (classes,)."""
@@ -295,6 +296,7 @@ def truth_of(population: Population) -> Truth:
         population.group_of,
         {client.id: (client.x_train, client.y_train) for client in population.clients},
         {client.id: (client.x_test, client.y_test) for client in population.clients},
+        groups_known=population.groups_known,
     )
 
 
@@ -376,6 +378,11 @@ def grouping_accuracy(clusters: Array, groups: Array) -> Array:
     rows, columns = linear_sum_assignment(-table)
     match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return np.array([float(match.get(label, -1) == group) for label, group in zip(reference.tolist(), observed.tolist(), strict=True)])
+
+
+def one_group(case: Case) -> str:
+    """Why no group of a client can be found where the truth has one group: it may be unknown."""
+    return "the clients looked for are of one true group" if case.truth.groups_known else "true groups unknown"
 
 
 def dealt_at_random(clusters: Array, groups: Array, seed: int, times: int = 200) -> Array:

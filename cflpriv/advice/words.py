@@ -13,11 +13,11 @@ LIMITS = (
 )
 
 
-def without_advice(summary: Mapping[str, Any], config: str) -> str:
-    """One line for a run that found clusters and was not advised; "" for others. `config` is what `cflpriv advise` takes."""
+def without_advice(summary: Mapping[str, Any], command: str) -> str:
+    """One line for a run that found clusters and was not advised; "" for others. `command` is what has it advised."""
     if summary.get("advice") is not None or (summary.get("clusters") or 1) < 2:
         return ""
-    return f"nothing shows yet that clusters help these clients: cflpriv advise {config}"
+    return f"nothing shows yet that clusters help these clients: {command}"
 
 
 def advice_lines(advice: Mapping[str, Any]) -> list[str]:

@@ -60,7 +60,7 @@ def run(
                 report=progress.line, tick=tick, step=progress.step,
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
-    for line in [without_advice(summary, str(config))] if summary["advice"] is None else advice_lines(summary["advice"]):
+    for line in [without_advice(summary, f"cflpriv advise {config}")] if summary["advice"] is None else advice_lines(summary["advice"]):
         if line:
             OUT.print(line, markup=False)
     if summary["mixture"] is not None:

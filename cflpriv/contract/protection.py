@@ -216,6 +216,9 @@ class Protection:
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "protection")
+        given: object = self.gram
+        if isinstance(given, str):
+            raise InputError(f"protection.gram = {given!r}: expected several names, such as ({given!r},)")
         for stage in self.gram:
             _known("gram", stage)
         if "sketch" in self.gram[1:]:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
+from ..console import only
 from ..errors import InputError
 from ..keys import Key, ranged
 from ..randomness import Stream, stream
@@ -330,7 +331,7 @@ def _check(y_train: Array, y_test: Array, clients: int) -> None:
     for name, y in (("y_train", y_train), ("y_test", y_test)):
         check_array(name, y, ndim=1, kind="iu")
     if clients > len(y_train):
-        raise InputError(f"clients = {clients}: there are only {len(y_train)} training samples")
+        raise InputError(f"clients = {clients}: {only(len(y_train), 'training sample')}")
 
 
 def _none_empty(train: Sequence[Array], clients: int, key: str) -> None:

@@ -19,7 +19,7 @@ from .named import LOADERS, load_dataset
 from .partition import Partition
 from .periods import in_periods
 from .plausible import plausible
-from .raw_tables import FRAME, TABLES, RawTable
+from .raw_tables import FRAME, IN_PYTHON, TABLES, RawTable
 from .scaling import Scaling, scaled
 from .scattering import FEATURE_MEAN, FEATURE_STD, features
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
@@ -175,7 +175,7 @@ def _load(spec: DataSpec, directory: str | Path | None) -> Dataset:
             places = f"beside the configuration, here, or in the data directory {folder} (--data-dir or CFLPRIV_DATA)"
             raise refuse("paths", str(path), f"no such file {places}")
     if spec.source == FRAME:
-        raise refuse("source", spec.source, "its rows were a data frame in memory and are in no file; use Python, and give the population")
+        raise refuse("source", spec.source, f"its rows were a data frame in memory and are in no file; {IN_PYTHON}")
     try:
         if spec.source in TABLES and spec.scaling is not None:
             return load_table(spec.source, paths, _columns(spec), spec.scaling, spec.test_share, spec.seed)

@@ -17,7 +17,7 @@ from .columns import cell_name, cell_number, not_nested, shown
 from .formats import check_cells, csv_row_numbers, read_csv, separated_otherwise
 from .huggingface import read_saved
 
-__all__ = ["FRAME", "TABLES", "RawTable", "read_parquet", "read_table"]
+__all__ = ["FRAME", "IN_PYTHON", "TABLES", "RawTable", "read_parquet", "read_table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +133,7 @@ def _no_file(path: Path) -> dict[str, list[Any]]:
 
 FRAME = "frame"
 """The source of a data frame in memory, which `ClusteredFL.fit` takes."""
+IN_PYTHON = "in Python, ClusteredFL.fit takes them again, and ClusteredFL.load(FOLDER) predicts with what `save` wrote into FOLDER"
 TABLES: dict[str, tuple[Callable[[Path], dict[str, list[Any]]], int]] = {
     "csv": (_csv_columns, 2), "parquet": (read_parquet, 1), "huggingface": (read_saved, 1),
     FRAME: (_no_file, 1),

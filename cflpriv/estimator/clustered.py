@@ -5,7 +5,10 @@ configuration, `from_config` takes one.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,13 +22,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..algorithms import ALGORITHMS
+from ..console import counted
 from ..contract.protection import Protection
 from ..data.class_names import same_name
 from ..data.column_guesses import guessed_columns, is_usual
 from ..data.columns import cell_name
 from ..data.population import table_population
 from ..data.raw_tables import FRAME, TABLES
-from ..errors import InputError
+from ..errors import CflprivWarning, InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection
 from ..experiments.config.table_starter import TABLE_KEYS
@@ -37,23 +41,41 @@ from ..privacy.settings import Privacy
 from ..progress import run_progress
 from ..protocols.bounded_files import read_json
 from ..types import Array, Population
-from .frames import FrameRows, as_columns, cells_of, numeric, rows_of
+from .frames import FrameRows, as_columns, cells_of, numeric, one_client, rows_of
 from .saved import SavedClient, read_estimator, write_estimator
 
 __all__ = ["ClusteredFL"]
 
 LOG = logging.getLogger("cflpriv")
+FEWEST_ROWS = 2
+"""A client standardises its features by this many rows or more: with one row all of them would be 0."""
 SHORT = {
     "rounds": "training", "epochs": "training", "lr": "training", "batch_size": "training", "record": "run", "seed": "run",
 }  # fmt: skip
 """Keys of sections that are parameters, too, so that searches over them need no section."""
 
 Keys = Mapping[str, Any]
+_SHOWN: set[str] = set()
+"""The warnings that this process has logged. `summary_` has those of each fit."""
 
 
 def _log(line: str) -> None:
     """A line of a run or an audit, for whoever listens to the logger "cflpriv"; Python prints warnings to those who do not."""
-    LOG.log(logging.WARNING if line.startswith("warning: ") else logging.INFO, line.removeprefix("warning: "))
+    words = line.removeprefix("warning: ")
+    if words == line:
+        LOG.info(line)
+    elif words not in _SHOWN:
+        _SHOWN.add(words)
+        LOG.warning(words)
+
+
+@contextmanager
+def _each_once() -> Iterator[None]:
+    """Without the warnings that were shown before: each fold of a cross-validation would repeat them."""
+    with warnings.catch_warnings():
+        for words in _SHOWN:
+            warnings.filterwarnings("ignore", re.escape(words), CflprivWarning)
+        yield
 
 
 class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -81,7 +103,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     schema that is guessed from the table and is public from then on (`data={"columns": ...}` gives one). A share of each client's rows
     (`data.test_share`, 0.2) is held out for the results in `summary_`.
 
-    Methods raise `InputError`, which is a `ValueError`, naming what cannot be used.
+    A warning is shown once in a process; `summary_` has those of each fit. Methods raise `InputError`, which is a `ValueError`, naming what
+    cannot be used.
     """
 
     __metadata_request__fit: ClassVar = {"client": True}
@@ -170,23 +193,32 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         columns = as_columns(X) or {}
         client = config.data.client_column if client is None and config.data.client_column in columns else client
         label = config.data.label_column if label is None and y is None and config.data.label_column in columns else label
+        if config.data.label_type != "class":
+            raise InputError(
+                f"data.label_type = {config.data.label_type!r}: {type(self).__name__} predicts classes; for a regression write the rows "
+                "into a file, and give it to cflpriv init --data FILE and cflpriv run"
+            )
         rows = self._rows(X, y, client, label, reset=True)
+        alone = () if client is not None else (one_client(rows),)
         config, remarks = self._of_rows(config, rows)
         population = table_population(config.data, [rows.table])
         left_out = {column.name for column in config.data.columns if column.type == "ignore"}
         doubts = [f"column {name!r} is left out: {remark}" for name, remark in remarks.items() if name in left_out and not is_usual(remark)]
         notes = [f"column {name!r}: {remark}" for name, remark in remarks.items()]
-        population = replace(population, warnings=(*doubts, *population.warnings), notes=(*population.notes, *notes))
+        population = replace(population, warnings=(*doubts, *population.warnings), notes=(*alone, *population.notes, *notes))
         base = temporary_folder() if self.folder is None else Path(self.folder)
         base.mkdir(parents=True, exist_ok=True)
         self.folder_ = Path(mkdtemp(prefix="run-", dir=base)) / "run"
         self.config_ = config
-        with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress:
+        for line in alone:
+            _log(f"warning: {line}")
+        with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress, _each_once():
             self.summary_ = run_experiment(
                 config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step
             )  # fmt: skip
         self._population = population
-        self._describe(rows, population)
+        with _each_once():
+            self._describe(rows, population)
         return self
 
     def _of_rows(self, config: Config, rows: FrameRows) -> tuple[Config, Mapping[str, str]]:
@@ -197,8 +229,6 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"data.source = {data.source!r}, partition = {data.partition!r}: fit takes a table with its clients, so leave them out; "
                 "run_experiment(fl.to_config(), folder) runs on the configuration's own data"
             )
-        if data.label_type != "class":
-            raise InputError(f"data.label_type = {data.label_type!r}: {type(self).__name__} predicts classes; cflpriv run has regressions")
         changes: dict[str, Any] = {"source": FRAME, "paths": (), "client_column": rows.client, "label_column": rows.label}
         features, remarks = _features(rows.features, config), dict[str, str]()
         if not data.columns and data.standardise == "auto" and not numeric(rows.table, features):
@@ -234,19 +264,28 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         distinct = list(dict.fromkeys(used))
         return np.array([distinct.index(whose) if len(distinct) < len(used) else 0 for whose in used])
 
-    def predict(self, X: Any, *, client: Any = None) -> Array:
+    def predict(self, X: Any, *, client: Any = None, cluster: int | None = None) -> Array:
         """The class of each row (rows,), by the model of its client's cluster.
 
-        `client` is as in `fit`; it may be left out if the model needs no client's own statistics. Raises `InputError` for a client that
-        was not there in `fit`.
+        Args:
+            client: as in `fit`; it may be left out if the model needs no client's own statistics.
+            cluster: a number of `labels_`. The model of this cluster predicts all rows. A new client needs it: choose the cluster that
+                `score`s best on labelled rows of the client. Features that clients standardise by their own rows are standardised by each
+                client's rows in `X`, so give many rows at once.
+
+        Raises `InputError` for a client that was not there in `fit`, if no `cluster` is given.
         """
-        shares = self.predict_proba(X, client=client)
+        shares = self.predict_proba(X, client=client, cluster=cluster)
         return np.asarray(self.classes_[shares.argmax(1)])
 
-    def predict_proba(self, X: Any, *, client: Any = None) -> Array:
-        """The probability of each class (rows, classes)."""
+    def predict_proba(self, X: Any, *, client: Any = None, cluster: int | None = None) -> Array:
+        """The probability of each class (rows, classes). For the arguments and errors see `predict`."""
         check_is_fitted(self)
         rows = self._rows(X, None, client, None, reset=False)
+        if not rows.table.rows:
+            raise InputError("X: has no rows")
+        if cluster is not None:
+            return self._by_cluster(rows, cluster)
         if rows.owners is None:
             shared = self._shared()
             return predict(shared.pipeline, shared.state, rows.table).shares
@@ -254,9 +293,29 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         parts: list[Predictions] = []
         for name in dict.fromkeys(names):
             if name not in self._models:
-                raise InputError(f"client {name!r}: was not there in fit, so no cluster is known to be its own; there are {self._known()}")
+                raise InputError(
+                    f"client {name!r}: was not there in fit, so no cluster is known to be its own; predict(rows, cluster=K) takes the "
+                    f"model of cluster K, 0 to {self.n_clusters_ - 1}; there are {self._known()}"
+                )
             own = [row for row, owner in enumerate(names) if owner == name]
             parts.append(predict(self._models[name].pipeline, self._models[name].state, rows.table.only(own)))
+        return joined(parts).shares
+
+    def _by_cluster(self, rows: FrameRows, cluster: int) -> Array:
+        """The probabilities by the model of a cluster; if the model needs clients' statistics, those of their rows here are taken."""
+        members = [self._models[same_name(str(name))] for name in self.clients_[self.labels_ == cluster].tolist()]
+        if not members or len({member.whose for member in members}) > 1:
+            why = "its clients have models of their own" if members else f"there are 0 to {self.n_clusters_ - 1}"
+            raise InputError(f"cluster = {cluster!r}: {why}")
+        pipeline, names = replace(members[0].pipeline, mean=(), std=()), [""] * rows.table.rows
+        if pipeline.scaling.per_client and rows.owners is not None:
+            names = rows.table.names("client_column", rows.client)
+        parts: list[Predictions] = []
+        for name in dict.fromkeys(names):
+            table = rows.table.only([row for row, owner in enumerate(names) if owner == name])
+            if pipeline.scaling.per_client and table.rows < FEWEST_ROWS:
+                raise InputError(f"client {name!r}: {counted(table.rows, 'row')}, and {FEWEST_ROWS} are needed to standardise its features")
+            parts.append(predict(pipeline, members[0].state, table, table if pipeline.scaling.per_client else None))
         return joined(parts).shares
 
     def _shared(self) -> SavedClient:
@@ -270,15 +329,18 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         some = [str(name) for name in self.clients_[:10].tolist()]
         return ", ".join(some) + (", …" if len(self.clients_) > len(some) else "")
 
-    def score(self, X: Any, y: Any = None, *, client: Any = None, label: str | None = None) -> float:
-        """Balanced accuracy: the mean over classes of the share of rows that are right. Guessing the majority class gives 1 / classes."""
+    def score(self, X: Any, y: Any = None, *, client: Any = None, label: str | None = None, cluster: int | None = None) -> float:
+        """Balanced accuracy: the mean over classes of the share of rows that are right. Guessing the majority class gives 1 / classes.
+
+        `client` and `cluster` are as in `predict`.
+        """
         columns = None if label is None else as_columns(X)
         if label is not None and (columns is None or label not in columns):
             raise InputError(f"label={label!r}: is no column")
         truth = cells_of(y if columns is None else columns[str(label)])
         number = {same_name(cell_name(value)): place for place, value in enumerate(self._fitted_classes())}
         codes = [number.get(same_name(cell_name(value)), -1) for value in truth.tolist()]
-        found = self.predict_proba(X, client=client).argmax(1)
+        found = self.predict_proba(X, client=client, cluster=cluster).argmax(1)
         return float(balanced_accuracy_score(codes, found))
 
     def _fitted_classes(self) -> list[Any]:
@@ -290,10 +352,10 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         columns = as_columns(X)
         framed = columns is not None
         if columns is None:
-            if reset:
-                X, y = validate_data(self, X, y)
-            else:
-                X = validate_data(self, X, reset=False)
+            try:
+                X, y = validate_data(self, X, y) if reset else (validate_data(self, X, reset=False), None)
+            except ValueError as error:
+                raise InputError(f"X: {' '.join(str(error).split())}") from None
             names = [f"x{i}" for i in range(X.shape[1])] if reset else self._names
             columns = {name: X[:, i].tolist() for i, name in enumerate(names)}
         if not reset:
@@ -339,9 +401,13 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def audit(self, attacks: Sequence[str] | None = None, budget: str = "quick", **options: Any) -> AuditFindings:
         """Attack the recorded run (`record` must be "attackable" or "full"); `options` are those of `audit_run`.
 
-        Raises `InputError` for a run whose payloads were not recorded, and for an estimator that was loaded.
+        Raises `InputError` for a run whose payloads were not recorded, and for an estimator that was loaded, which has no rows.
         """
         folder = self._run_folder()
+        if not hasattr(self, "_population"):
+            raise InputError(
+                "audit: needs the rows that fit took, and an estimator that was loaded has none; call it before save, or fit again"
+            )
         from ..attacks.audit import audit_run
 
         return audit_run(folder, attacks=attacks, budget=budget, population=self._population, report=_log, **options)
@@ -354,8 +420,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _run_folder(self) -> Path:
         check_is_fitted(self)
-        if not hasattr(self, "_population") or not self.folder_.is_dir():
-            raise InputError(f"{self.folder_}: the run folder is not there; an estimator that was loaded predicts, and `fit` makes a run")
+        if not self.folder_.is_dir():
+            raise InputError(f"{self.folder_}: the run folder is not there any more; ClusteredFL(folder=FOLDER) makes one that stays")
         return Path(self.folder_)
 
     def _html_repr(self) -> str:

@@ -15,8 +15,9 @@ from ..data.raw_tables import RawTable
 from ..errors import InputError
 from ..types import Array
 
-__all__ = ["FrameRows", "as_columns", "cells_of", "numeric", "rows_of"]
+__all__ = ["FrameRows", "as_columns", "cells_of", "numeric", "one_client", "rows_of"]
 
+REPEATS, MOST_NAMED = 5, 5
 PLACE = Path("frame")
 """What errors name in place of a file."""
 
@@ -125,6 +126,17 @@ def cells_of(values: Any) -> Array:
     else:
         array = np.asarray(values)
     return array.ravel() if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def one_client(rows: FrameRows) -> str:
+    """What to know of rows without clients, with the columns that could name them: of texts that each repeat `REPEATS` times on average."""
+    words = "no client is given, so all rows are of one client and no groups can be found"
+    columns = {name: rows.table.columns[name] for name in rows.features}
+    texts = {name: set(cells) for name, cells in columns.items() if all(isinstance(cell, str) for cell in cells)}
+    if named := [repr(name) for name, values in texts.items() if 1 < len(values) <= rows.table.rows / REPEATS]:
+        now = "is a feature" if len(named) == 1 else "are features"
+        return f"{words}; client= could be {' or '.join(named[:MOST_NAMED])}, which {now} now"
+    return f"{words}; client= takes the name of a column, or a client for each row"
 
 
 def numeric(table: RawTable, features: Sequence[str]) -> bool:

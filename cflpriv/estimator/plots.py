@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from ..console import summary_text
+from ..console import counted, summary_text
 from ..experiments.report.pictures import PALETTE
 from ..protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_text
 from ..types import Array
@@ -28,6 +28,8 @@ def clusters_plot(clients: Sequence[str], labels: Array, ax: Any = None) -> Any:
     ax.set_xlabel("client")
     if len(clients) <= MOST_NAMED:
         ax.set_xticks(range(len(clients)), [clients[client] for client in order.tolist()], rotation=90, fontsize=7)
+    ax.set_title(f"{counted(len(clients), 'client')} in {counted(int(labels.max()) + 1, 'cluster')}")
+    _fits(ax)
     return ax
 
 
@@ -40,8 +42,16 @@ def rounds_plot(path: Path, ax: Any = None) -> Any:
         ax.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[number], label=label)
     ax.set_xlabel("round")
     ax.set_ylabel("accuracy, %")
+    ax.set_title("Accuracy after each round")
     ax.legend(frameon=False)
+    _fits(ax)
     return ax
+
+
+def _fits(ax: Any) -> None:
+    """Make room for the labels in a figure that holds these Axes alone; the layout of others is the user's."""
+    if len(ax.figure.axes) == 1 and ax.figure.get_layout_engine() is None:
+        ax.figure.set_layout_engine("constrained")
 
 
 def fitted_html(clients: Array, labels: Array, summary: Mapping[str, Any]) -> str:

@@ -1,10 +1,15 @@
-"""What to do before relying on a report: at most three steps, each with its command, the most pressing first."""
+"""What to do before relying on a report: at most three steps, each with its command, the most pressing first.
+
+A run of a data frame in memory gets lines of Python in place of commands that need its rows: `fl` is its `ClusteredFL`,
+`rows` what `fit` took.
+"""
 
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...data.raw_tables import FRAME
 from ...streams import readable
 from .answer import Answer
 from .answers import subject_of
@@ -13,7 +18,7 @@ from .leak_answers import leaks_in
 from .run_files import RunFiles
 from .run_names import adversary_words
 
-__all__ = ["Step", "before_relying", "place_of"]
+__all__ = ["Step", "advising", "auditing", "before_relying", "place_of", "repeating"]
 
 MOST_STEPS = 3
 FEWEST_SEEDS = 3
@@ -57,7 +62,8 @@ def _interrupted(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Ans
     if not short:
         return None
     place, s = at(short[0]), short[0].summary
-    command = f"cflpriv run {_quoted(place + '/config.toml')} --resume --out {_quoted(place)}"
+    resumed = f"cflpriv run {_quoted(place + '/config.toml')} --resume --out {_quoted(place)}"
+    command = _fitted() if _in_memory(short[0]) else resumed
     return Step(f"Finish the run that ended after {s['rounds']} of {s['rounds_planned']} rounds", command)
 
 
@@ -85,19 +91,17 @@ def _untested(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer
         return None
     if subject.audited.cells is None:
         if subject.config.get("run", {}).get("record") in ("full", "attackable"):
-            return Step("Test what leaks", f"cflpriv audit {_quoted(at(subject))}")
+            return Step("Test what leaks", auditing(subject, at(subject)))
         return Step("Record the messages, then audit the run", _run(subject, at, "run.record=full", to="recorded"))
     left = len(about.attacks_left or ())
     others = "all attacks" if not left else "the other attack" if left == 1 else f"the other {left} attacks"
-    return Step(
-        f"Run {others}: nothing is known of what {'it' if left == 1 else 'they'} would find", f"cflpriv audit {_quoted(at(subject))}"
-    )
+    return Step(f"Run {others}: nothing is known of what {'it' if left == 1 else 'they'} would find", auditing(subject, at(subject)))
 
 
 def _alone(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], at: Place) -> Step | None:
     if four[0].tone != "open" or four[0].verdict == "Not measured":
         return None
-    return Step("Compare with one model for all and with each client alone", f"cflpriv advise {_quoted(at(subject) + '/config.toml')}")
+    return Step("Compare with one model for all and with each client alone", advising(subject, at(subject)))
 
 
 def _seeds(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], at: Place) -> Step | None:
@@ -111,8 +115,39 @@ def _seeds(subject: RunFiles, runs: Sequence[RunFiles], four: Sequence[Answer], 
     return Step(words, _run(subject, at, f"run.seed={seed}", to=f"seed{seed}"))
 
 
+def advising(run: RunFiles, place: str) -> str:
+    """What has the advice for the run in the folder `place`."""
+    return _fitted("run.advise=true") if _in_memory(run) else f"cflpriv advise {_quoted(place + '/config.toml')}"
+
+
+def repeating(run: RunFiles, place: str, whole: str) -> list[str]:
+    """What makes the run in the folder `place`, its audit and the report of the folder `whole` again."""
+    if _in_memory(run):
+        return [f"fl = {_fitted()}", auditing(run, place), "fl.report()"]
+    return [f"cflpriv run {_quoted(place + '/config.toml')}", auditing(run, place), f"cflpriv report {_quoted(whole)}"]
+
+
+def _in_memory(run: RunFiles) -> bool:
+    """Whether the rows of a run were in no file, so that no command can have them again."""
+    data = run.config.get("data")
+    return isinstance(data, dict) and data.get("source") == FRAME
+
+
+def _fitted(*changes: str) -> str:
+    """The estimator of the run `fl` with changed keys, fitted again."""
+    config = f'load_config(fl.folder_ / "config.toml"{f", {list(changes)}" if changes else ""})'
+    return f"ClusteredFL.from_config({config}).fit(rows)  # fl: the fitted estimator, rows: what it was fitted on"
+
+
+def auditing(run: RunFiles, place: str) -> str:
+    """What audits the run in the folder `place`."""
+    return 'fl.audit(budget="standard")' if _in_memory(run) else f"cflpriv audit {_quoted(place)}"
+
+
 def _run(run: RunFiles, at: Place, *changes: str, to: str) -> str:
     """The run again with changed keys, into a folder beside its own."""
+    if _in_memory(run):
+        return _fitted(*changes)
     set_ = " ".join(f"--set {_quoted(change)}" for change in changes)
     return f"cflpriv run {_quoted(at(run) + '/config.toml')} {set_} --out {_quoted(f'{at(run)}-{to}')}"
 

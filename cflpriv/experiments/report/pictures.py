@@ -96,7 +96,7 @@ def shrunk(values: Array, side: int) -> Array:
 
 
 def heatmap(evidence: ClusteringEvidence) -> str:
-    """The distance matrix, clients ordered by cluster, then by the tree; lines between clusters, a strip with the true groups."""
+    """The distance matrix, clients ordered by cluster, then by the tree; lines between clusters, a strip with known true groups."""
     assert evidence.distance is not None
     leaves = leaf_order(evidence)
     order = leaves[np.argsort(evidence.labels[leaves], kind="stable")]
@@ -114,7 +114,11 @@ def heatmap(evidence: ClusteringEvidence) -> str:
                 axes.axvline(edge, color="white", linewidth=1.5)
         client_ticks(axes, evidence.clients[order])
         strip = axes.inset_axes((-0.045, 0, 0.03, 1))
-        strip.imshow(group_colours(evidence)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
+        if evidence.groups is None:
+            strip.set_ylim(n, 0)
+            strip.set_frame_on(False)
+        else:
+            strip.imshow(group_colours(evidence)[order][:, None, :], aspect="auto", extent=(0, 1, n, 0), interpolation="none")
         strip.set_xticks([])
         names = [f"cluster {label}" for label in np.unique(evidence.labels)] if len(sizes) <= 12 else []
         strip.set_yticks(((edges[:-1] + edges[1:]) / 2)[: len(names)], names, rotation=90, va="center")

@@ -28,7 +28,7 @@ from . import pictures, tested_pictures
 from .answers import answers, cost_words, doubted, in_short, subject_of
 from .audit_report import leakage
 from .audit_words import ACTIVE_STATUS
-from .before import before_relying, place_of
+from .before import advising, auditing, before_relying, place_of, repeating
 from .foreign_report import FOREIGN, write_foreign_report
 from .page import templates
 from .privacy_report import privacy_section
@@ -70,7 +70,8 @@ def write_report(folder: Path) -> Path:
     shown = {
         "title": title(runs), "runs": runs, "total": len(everything), "place": place_of(folder), "subject": subject,
         "answers": doubted(four, runs), "in_short": in_short(runs, four),
-        "steps": before_relying(folder, runs, four), "meta": _meta(everything, subject),
+        "steps": before_relying(folder, runs, four), "again": _again(folder, subject, everything),
+        "auditing": auditing, "meta": _meta(everything, subject),
         "unfinished": unfinished, "unverified": _unverified(everything), "unchecked": _unchecked(everything),
         "unpoliced": [run.label for run in everything if run.summary.get("release_policy") == "off"],
         **_detailed(runs, subject),
@@ -82,6 +83,12 @@ def write_report(folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"{folder}: the report cannot be written ({error.strerror})") from None
     return folder / "report.html"
+
+
+def _again(folder: Path, subject: RunFiles, runs: Sequence[RunFiles]) -> list[str]:
+    """What makes the subject, its audit and the report again, a line each."""
+    place = place_of(folder)
+    return repeating(subject, f"{place}/{subject.name}" if len(runs) > 1 else place, place)
 
 
 def _meta(runs: Sequence[RunFiles], subject: RunFiles) -> str:
@@ -192,7 +199,7 @@ def _advice(run: RunFiles) -> list[str]:
     """What to deploy, in sentences; for a run that found clusters and was not advised, that nothing shows yet that they help."""
     advice, mixture = run.summary.get("advice"), run.summary.get("mixture")
     try:
-        lines = [without_advice(run.summary, f"{run.name}/config.toml")] if advice is None else advice_lines(advice)
+        lines = [without_advice(run.summary, advising(run, run.name))] if advice is None else advice_lines(advice)
         return list(filter(None, [*lines, "" if mixture is None else mixture_line(mixture)]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{run.folder / 'summary.json'}: is damaged ('advice': {error})") from None

@@ -134,7 +134,8 @@ class RunTests:
         clusters = "; ".join(
             f"test {number} of {len(test.clients)} clients: {test.words}" for number, test in enumerate(self.tests[:LISTED], 1)
         )
-        return f"Ward's tree of {len(evidence.clients)} clients, {where}, leaves coloured by cluster and by true group. {clusters}"
+        colours = "cluster; true groups unknown" if evidence.groups is None else "cluster and by true group"
+        return f"Ward's tree of {len(evidence.clients)} clients, {where}, leaves coloured by {colours}. {clusters}"
 
     def beside_tree(self, evidence: ClusteringEvidence) -> bool:
         """Whether the clients of some test are no whole branch of the tree, which is that of the first test."""

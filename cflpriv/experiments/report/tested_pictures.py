@@ -156,10 +156,13 @@ def _strips(axes: Axes, evidence: ClusteringEvidence, order: Array) -> None:
     for start, end in zip(starts, [*starts[1:], n], strict=True):
         if end - start >= n / 40:
             clusters.text((start + end) / 2, 0.5, str(labels[start]), ha="center", va="center", fontsize=8)
-    true = axes.inset_axes((0, -0.125, 1, 0.05))
-    true.imshow(group_colours(evidence)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
-    for strip, name in ((clusters, "cluster"), (true, "true group")):
+    strips = [(clusters, "cluster")]
+    if evidence.groups is not None:
+        true = axes.inset_axes((0, -0.125, 1, 0.05))
+        true.imshow(group_colours(evidence)[order][None], aspect="auto", extent=(0, n, 1, 0), interpolation="none")
+        strips.append((true, "true group"))
+    for strip, name in strips:
         strip.set_yticks([0.5], [name], fontsize=8)
         strip.tick_params(length=0)
         strip.set_xticks([])
-    client_ticks(true, evidence.clients[order])
+    client_ticks(strips[-1][0], evidence.clients[order])

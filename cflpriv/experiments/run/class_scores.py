@@ -90,7 +90,7 @@ def warnings_of(row: Mapping[str, Any], names: Sequence[str] = ()) -> list[str]:
     if counts is None:
         return []
     clusters = by_class.get("clusters") or {}
-    if problem := useless(counts, "the clusters' models together" if clusters else "the model", names, by_class["majority"]):
+    if problem := useless(counts, "the set of the clusters' models" if clusters else "the model", names, by_class["majority"]):
         return [problem]
     problems = []
     for label, cluster in clusters.items():

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -176,12 +177,25 @@ def _started(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[d
     write_atomically(out / "environment.json", json.dumps(record, indent=1) + "\n")
     run.backend.welcome(run, None)
     keep_ledger(run.run_ledger, out)
-    begin(run)
+    with naming_clients(run.population.client_names):
+        begin(run)
     run.backend.write(run, out)
     _announce(run)
     flush(run.federation.transcript, out, 0)
     _save(run, out)
     return _rounds(run, out, observers, tick)
+
+
+@contextmanager
+def naming_clients(names: Sequence[str]) -> Iterator[None]:
+    """Name a client by its `names`, beside its number, at the beginning of an error: users know the table's names alone."""
+    try:
+        yield
+    except InputError as error:
+        found = re.match(r"client (\d+)(?=: )", str(error))
+        if found and int(found[1]) < len(names):
+            error.args = (f"{found[0]} ({names[int(found[1])]!r}){str(error)[found.end() :]}",)
+        raise
 
 
 def _resumed(
@@ -244,7 +258,8 @@ FREE_SAVING, SAVING_SHARE = 1.0, 0.05
 def _rounds(run: Experiment, out: Path, observers: Callbacks, tick: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the remaining rounds, saving each, and finish."""
     try:
-        return _finished(run, out, observers, tick)
+        with naming_clients(run.population.client_names):
+            return _finished(run, out, observers, tick)
     except Exception as error:
         observers.failed(error)
         raise

@@ -32,6 +32,7 @@ from .communication import traffic_so_far, traffic_summary
 from .folder_reference import ROW_NAMES
 from .number_scores import NUMBERS, is_evaluated, number_warnings
 from .private import RunLedger, spent, summed_up
+from .still_improving import still_improving
 from .summary_figures import LAST, MEASURED
 from .training_noise import noise_warning, not_the_noise, over_run
 
@@ -322,7 +323,7 @@ def _result_warnings(run: Experiment, final: Mapping[str, Any], noise: Mapping[s
         return []
     useless = [*warnings_of(final, run.population.class_names), *number_warnings(final)]
     reason = noise_warning(noise, final) or (not_the_noise(noise, run.config.privacy.clip_norm) if useless else "")
-    return [*useless, reason] if reason else useless
+    return list(filter(None, (*useless, reason, still_improving(run.rows, run.config.training.rounds))))
 
 
 def _untrained(run: Experiment, labels: Mapping[int, int]) -> list[str]:

@@ -103,7 +103,7 @@ def number_warnings(row: Mapping[str, Any]) -> list[str]:
     if not numbers:
         return []
     clusters = numbers.get("clusters") or {}
-    if problem := useless_numbers(_sums(numbers), "the clusters' models together" if clusters else "the model"):
+    if problem := useless_numbers(_sums(numbers), "the set of the clusters' models" if clusters else "the model"):
         return [problem]
     return [
         problem

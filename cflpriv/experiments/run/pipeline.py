@@ -160,11 +160,11 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
     return Predictions(tuple(map(int, rows[order])), tuple(classes[at] for at in order), probabilities, clipped, shares=shares)
 
 
-def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTable, own: Path | None = None) -> Predictions:
+def predict(pipeline: Pipeline, state: Mapping[str, torch.Tensor], table: RawTable, own: Path | RawTable | None = None) -> Predictions:
     """The classes, or numbers, of the rows of a table, by the pipeline and the parameters of a model.
 
     Args:
-        own: a table of the client's own rows, by whose mean and deviation features are standardised, where the model needs these.
+        own: a table of the client's own rows, or its file. Their mean and deviation standardise features, where the model needs them.
 
     Raises `InputError` naming the file and the column or cell that does not fit.
     """
@@ -214,11 +214,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
 
-def _scaled(pipeline: Pipeline, x: Array, own: Path | None) -> Array:
+def _scaled(pipeline: Pipeline, x: Array, own: Path | RawTable | None) -> Array:
     """Standardised features, by public constants, the client's own statistics in the file of the model, or those of its rows."""
     scaling = pipeline.scaling
     if own is not None and (pipeline.mean or not scaling.per_client):
-        raise InputError(f"--own {own}: the model has all means and deviations that it needs; leave it out")
+        raise InputError(
+            f"--own {own.path if isinstance(own, RawTable) else own}: the model has all means and deviations that it needs; leave it out"
+        )
     if not scaling.per_client:
         return scaling.standardised(x, x)
     if pipeline.mean:
@@ -228,4 +230,4 @@ def _scaled(pipeline: Pipeline, x: Array, own: Path | None) -> Array:
             "--own: the model takes features that each client standardises by its own training rows; give a table of the client's rows, "
             "export the model of a client (--client), or train with public ranges (data.columns)"
         )
-    return scaling.standardised(x, _features(pipeline, read_rows(own))[0])
+    return scaling.standardised(x, _features(pipeline, own if isinstance(own, RawTable) else read_rows(own))[0])

@@ -14,6 +14,7 @@ import numpy as np
 from ...algorithms.interface import Algorithm
 from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
+from ...console import only
 from ...contract.handles import Held, placed
 from ...data import build_population
 from ...engine import Engine, Result
@@ -157,9 +158,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     if protection.smallest_group > present:
         more = f" under robust = {protection.robust!r} takes {protection.smallest_group} clients a sum"
         under = "" if protection.robust == "none" else more
-        raise InputError(
-            f"protection.min_cohort = {protection.smallest_sum}{under}: there are only {present} clients, so nothing could be summed"
-        )
+        raise InputError(f"protection.min_cohort = {protection.smallest_sum}{under}: {only(present, 'client')}, so nothing could be summed")
     for name, values, known in (
         ("record_rounds", config.run.record_rounds, range(-1, config.training.rounds)),
         ("record_clients", config.run.record_clients, clients),

@@ -74,7 +74,7 @@ def test_a_run_without_advice_names_the_command_and_holds_nothing_out(tmp_path: 
     assert config.data.held_out == "none"
     summary = run_experiment(config, tmp_path / "run")
     assert summary["advice"] is None
-    assert without_advice(summary, "x.toml") == "nothing shows yet that clusters help these clients: cflpriv advise x.toml"
+    assert without_advice(summary, "cflpriv advise x.toml") == "nothing shows yet that clusters help these clients: cflpriv advise x.toml"
     assert max(message.round for message in read_transcript(tmp_path / "run" / "transcript")) == 0
     assert without_advice({**summary, "clusters": 1}, "x.toml") == ""
 

@@ -51,7 +51,7 @@ def test_a_sample_is_in_one_fold_and_weights_add_up(labels: list[int], balanced:
 
 
 def test_one_sample_cannot_be_split() -> None:
-    with pytest.raises(InputError, match="1 samples cannot be split into 2 halves"):
+    with pytest.raises(InputError, match="1 sample cannot be split into 2 halves"):
         fold_weights(np.zeros(1, np.int64), False, stream(0, "t"))
 
 

@@ -1,9 +1,11 @@
 """The estimator: scikit-learn's own checks, the configuration both ways, predictions against the run's own scores, files, frames."""
 
+import html
 import json
 import logging
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cflpriv import ClusteredFL, InputError, Protection, load_config
 from cflpriv.errors import CflprivWarning
+from cflpriv.estimator import clustered
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.types import Array
 
@@ -142,6 +145,21 @@ def test_clusters_are_those_of_the_models_where_the_server_knows_none(algorithm:
         assert len(set(estimator.labels_[::2])) == len(set(estimator.labels_[1::2])) == 1
 
 
+def test_the_model_of_a_cluster_predicts_new_clients(fitted: ClusteredFL) -> None:
+    table, even = columns(1), [owner % 2 == 0 for owner in np.repeat(np.arange(CLIENTS), ROWS)]
+    rows = {name: [cell for cell, here in zip(cells, even, strict=True) if here] for name, cells in table.items()}
+    new = {**rows, "device": [f"new {name}" for name in rows["device"]]}
+    own, other = int(fitted.labels_[0]), int(fitted.labels_[1])
+    assert fitted.score(new, client="device", label="status", cluster=own) > 0.75
+    assert fitted.score(new, client="device", label="status", cluster=other) < 0.25
+    moved = {name: 3 * np.array(cells) + 5 if name in "abc" else cells for name, cells in new.items()}  # clients standardise their own rows
+    np.testing.assert_allclose(fitted.predict_proba(moved, cluster=own), fitted.predict_proba(new, cluster=own), atol=1e-5)
+    x, y, owners = arrays()
+    shared = small("fedavg", rounds=1, data={"standardise": "constants", "feature_mean": [0.0], "feature_std": [1.0]})
+    shared.fit(x, y, client=owners)
+    np.testing.assert_array_equal(shared.predict_proba(x[:1], cluster=0), shared.predict_proba(x[:1]))
+
+
 def test_a_model_of_all_needs_no_client_unless_statistics_are_its_own() -> None:
     x, y, owners = arrays()
     public = {"standardise": "constants", "feature_mean": (0.0,), "feature_std": (1.0,)}
@@ -221,11 +239,29 @@ def test_a_dataset_of_hugging_face_is_a_frame() -> None:
     np.testing.assert_array_equal(estimator.predict(datasets.Dataset.from_dict(table)), estimator.predict(table))
 
 
+def _with_a_single_row(table: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The table with a row more, of a client that has no other."""
+    return {name: [*cells, cells[0] if name in "abc" else "on"] for name, cells in table.items()}
+
+
 def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
     table = columns()
     without = {name: cells for name, cells in table.items() if name != "device"}
     for call, words in (
-        (lambda: fitted.predict({**table, "device": ["x"] * len(table["a"])}), "client 'x': was not there in fit"),
+        (
+            lambda: fitted.predict({**table, "device": ["x"] * len(table["a"])}),
+            r"client 'x': was not there in fit.*predict\(rows, cluster=K\) takes the model of cluster K, 0 to 1",
+        ),
+        (lambda: fitted.predict(table, cluster=2), "cluster = 2: there are 0 to 1"),
+        (lambda: fitted.predict({name: cells[:1] for name, cells in table.items()}, cluster=0), "1 row, and 2 are needed"),
+        (lambda: fitted.predict({name: [] for name in table}), "X: has no rows"),
+        (lambda: small("fedavg", rounds=1).fit(*arrays()[:2]).predict(np.array([["a", "b", "c"]])), "X: dtype='numeric'"),
+        (
+            lambda: small().fit(_with_a_single_row(table), client="device", label="status"),
+            r"^client 12 \('on'\): 1 sample cannot be split into 2 halves; leave the client out",
+        ),
+        (lambda: small(data={"label_type": "number"}).fit(table, client="device", label="a"), "for a regression.*cflpriv run"),
+        (lambda: Protection(gram="haar"), r"protection\.gram = 'haar': expected several names, such as \('haar',\)"),  # type: ignore[arg-type]
         (lambda: fitted.predict(without), "client: is needed"),
         (lambda: fitted.predict({name: cells for name, cells in table.items() if name != "b"}), "has no column 'b'"),
         (lambda: fitted.predict(without, client=["d00"]), r"client: has shape \(1,\)"),
@@ -244,6 +280,32 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
         small().fit(x, x[:, 0])
     alone = small("fedavg", rounds=1).fit(x, y)
     np.testing.assert_array_equal(alone.predict(x), alone.predict(x, client=np.zeros(len(x), int)))
+
+
+def test_rows_without_clients_are_warned_of_once_with_the_columns_that_could_name_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustered, "_SHOWN", set())
+    table = columns()
+    without = {name: cells for name, cells in table.items() if name != "device"}
+    notes = [small("fedavg", rounds=1).fit(X, label="status").summary_["notes"][0] for X in (table, without, table, without)]
+    assert all(line.startswith("no client is given, so all rows are of one client") for line in notes)
+    assert ["client= could be 'device'" in line for line in notes] == [True, False, True, False]
+    assert [record.getMessage() for record in caplog.records if "no client is given" in record.getMessage()] == notes[:2]
+    named = small("fedavg", rounds=1).fit(table, client="device", label="status")
+    assert not any("no client is given" in line for line in named.summary_["notes"])
+
+
+def test_a_doubt_about_columns_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustered, "_SHOWN", set())
+    table = {**columns(), "weight": [f"{row / 7:.2f} kg" for row in range(CLIENTS * ROWS)]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = [small("fedavg", rounds=1).fit(table, client="device", label="status") for _ in range(3)]
+    shown = [str(warning.message) for warning in caught if issubclass(warning.category, CflprivWarning)]
+    assert shown
+    assert len(set(shown)) == len(shown)
+    assert all(set(shown) <= set(each.summary_["warnings"]) for each in fits)
 
 
 def test_a_fit_that_fails_leaves_the_last_one() -> None:
@@ -267,7 +329,11 @@ def test_what_was_saved_predicts_the_same(fitted: ClusteredFL, tmp_path: Path) -
     assert clone(loaded).to_config().training == fitted.to_config().training
     with pytest.raises(InputError, match="is not empty"):
         fitted.save(tmp_path / "fl")
-    with pytest.raises(InputError, match="the run folder is not there"):
+    with pytest.raises(InputError, match="an estimator that was loaded has none"):
+        loaded.audit()
+    assert loaded.report(tmp_path / "report.html").path.is_file()
+    loaded.folder_ = tmp_path / "removed"
+    with pytest.raises(InputError, match="the run folder is not there any more"):
         loaded.report()
     x, y, owners = arrays()
     numbers = small("fedavg", rounds=1).fit(x, y, client=owners)
@@ -305,12 +371,38 @@ def test_pictures_and_pages(fitted: ClusteredFL, tmp_path: Path) -> None:
     axes = Figure().subplots()
     assert fitted.plot_clusters(axes) is axes
     assert [label.get_text() for label in axes.get_xticklabels()][:2] == ["d00", "d02"]
+    assert axes.get_title() == "12 clients in 2 clusters"
+    axes.figure.draw_without_rendering()
+    assert axes.xaxis.label.get_window_extent().y0 >= 0  # not cut off
     assert fitted.plot_rounds(Figure().subplots()).get_xlabel() == "round"
     page = fitted.report(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!")
     assert page._repr_html_().startswith("<iframe srcdoc=")
     assert "cluster 1, 6 clients" in fitted._repr_html_()
     assert "label inference" in fitted.audit(["label_inference"])._repr_html_()
+
+
+def test_a_report_gives_python_lines_which_run(fitted: ClusteredFL, tmp_path: Path) -> None:
+    page = fitted.report(tmp_path / "report.html").path.read_text(encoding="utf-8")
+    assert not re.search("cflpriv (run|advise|audit) ", html.unescape(page))
+    lines = {html.unescape(line) for line in re.findall(r"<code>(ClusteredFL.*?)</code>", page)}
+    assert len(lines) > 1
+    for line in lines:
+        again = eval(line, {"ClusteredFL": ClusteredFL, "load_config": load_config, "fl": fitted, "rows": columns()})
+        assert again.config_ != fitted.config_
+
+
+def test_groups_that_nobody_knows_are_called_unknown(fitted: ClusteredFL) -> None:
+    notes = {cell.note for cell in fitted.audit(["cluster_identity", "likeness"])}
+    assert any(note.startswith("true groups unknown") for note in notes)
+    assert not any("one true group" in note for note in notes)
+    page = fitted.report().path.read_text(encoding="utf-8")
+    assert "leaves coloured by cluster; true groups unknown" in page
+
+
+def test_a_command_on_a_run_of_a_frame_names_the_estimator(fitted: ClusteredFL) -> None:
+    with pytest.raises(InputError, match=r"ClusteredFL\.fit takes them again, and ClusteredFL\.load"):
+        run_experiment(fitted.config_, fitted.folder_.parent / "again")
 
 
 def test_an_audit_has_figures_and_verdicts_and_prints_nothing(

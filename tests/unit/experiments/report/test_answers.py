@@ -291,6 +291,9 @@ def test_at_most_three_steps_each_with_a_command(leaking: bool, short: bool, cha
     assert any("cflpriv verify runs/clusters" in step.command for step in steps) == changed
     if leaking and not short and not changed:
         assert """--set 'protection.gram=["ckks"]'""" in steps[0].command
+    framed = [replace(one, config={**one.config, "data": {"source": "frame"}}) for one in runs]
+    for step in before_relying(Path("runs"), framed, answers(framed)):  # no command has rows that were in memory
+        assert step.command.startswith(("cflpriv verify ", "ClusteredFL.from_config(", "fl.audit(")), step
 
 
 @given(st.booleans(), st.booleans())
