@@ -129,7 +129,7 @@ class HelpedServer:
         self._signatures: dict[int, bytes] = {}
         self._asked: dict[int, tuple[tuple[Group, ...], tuple[Group, ...]]] = {}
         self._votes: dict[Group, dict[int, bytes]] = {}
-        self._heard: set[int] = set()
+        self._answered: set[int] = set()
         self._settled: dict[Group, bytes] = {}
         self._masks: dict[tuple[Group, bytes], NDArray[Any]] = {}
         self._left = set(range(len(seed_sets(terms.helpers, terms.colluding))))
@@ -288,7 +288,7 @@ class HelpedServer:
                 if seed in held(self.terms, helper):
                     send[helper].append((seed,))
         self._asked = {helper: (tuple(send[helper]), tuple(check[helper])) for helper in self.helpers if send[helper] or check[helper]}
-        self._votes, self._masks, self._settled, self._heard = {}, {}, {}, set()
+        self._votes, self._masks, self._settled, self._answered = {}, {}, {}, set()
         return self._openings()
 
     def _openings(self) -> dict[int, bytes]:
@@ -337,17 +337,17 @@ class HelpedServer:
         """
         if self.stage != "opening":
             raise LocalError("wrong-stage")
-        messages, _ = self._decoded(answers, m.OpenedMasks, [helper for helper in self._asked if helper not in self._heard])
+        messages, _ = self._decoded(answers, m.OpenedMasks, [helper for helper in self._asked if helper not in self._answered])
         for helper in list(messages):
             if self._voted(helper, messages.pop(helper)):
-                self._heard.add(helper)
+                self._answered.add(helper)
         for group, votes in self._votes.items():
             if group not in self._settled and max(map(list(votes.values()).count, votes.values())) > self.terms.colluding:
                 self._settle(group, votes)
 
     def _opened(self, answers: Mapping[int, bytes]) -> None:
         self.opened(answers)
-        self.helpers = tuple(helper for helper in self.helpers if helper in self._heard or helper not in self._asked)
+        self.helpers = tuple(helper for helper in self.helpers if helper in self._answered or helper not in self._asked)
         for group, votes in self._votes.items():
             if group in self._settled:
                 self.liars |= {helper for helper, digest in votes.items() if digest != self._settled[group]}

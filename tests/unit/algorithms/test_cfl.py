@@ -627,7 +627,7 @@ def test_the_levels_of_all_tests_of_a_run_add_up_to_alpha(clients: int, shares: 
 def test_a_client_that_has_no_halves_is_refused_before_anything_is_trained() -> None:
     scene = swapped(6)
     clients = [replace(one, x_train=one.x_train[:1], y_train=one.y_train[:1]) if one.id == 2 else one for one in scene.clients]
-    with pytest.raises(InputError, match="1 samples cannot be split"):
+    with pytest.raises(InputError, match="1 sample cannot be split"):
         cfl(train_on(scene)).init(federation(clients))
     cfl(train_on(scene), eps2=EPS2).init(federation(clients))
 

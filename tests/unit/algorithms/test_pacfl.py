@@ -122,7 +122,7 @@ def test_a_half_of_too_few_samples_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"client 3: a half of 5 samples .*p = 3 .* rank 2"):
         pacfl(train_on(scene)).init(fed)
     one = replace(few, x_train=few.x_train[:1], y_train=few.y_train[:1])
-    with pytest.raises(InputError, match="client 3: 1 samples cannot be split"):
+    with pytest.raises(InputError, match="client 3: 1 sample cannot be split"):
         pacfl(train_on(scene)).init(federation([*scene.clients[:3], one, scene.clients[4]]))
 
 

@@ -332,7 +332,7 @@ def test_fewer_updates_than_clusters_are_clustered_into_what_there_is(name: str)
     algorithm.round(fed, state)
 
 
-@pytest.mark.parametrize(("name", "words"), [("cfl", "client 2: 1 samples cannot be"), ("fedfomo", r"client 2: .* held back, and")])
+@pytest.mark.parametrize(("name", "words"), [("cfl", "client 2: 1 sample cannot be"), ("fedfomo", r"client 2: .* held back, and")])
 def test_a_client_of_one_sample_is_named_without_another_algorithm(name: str, words: str) -> None:
     clients = [replace(one, x_train=one.x_train[:1], y_train=one.y_train[:1]) if one.id == 2 else one for one in SCENE.clients]
     with pytest.raises(InputError, match=words) as found:

@@ -662,7 +662,7 @@ def test_halves_are_of_one_scale_and_their_mean_is_the_whole() -> None:
     for a, b in zip(np.asarray(sketched), np.asarray(plain), strict=True):
         np.testing.assert_allclose(a, count_sketch(b, 32, 0), atol=1e-12)
     lonely = replace(clients[0], x_train=clients[0].x_train[:1], y_train=clients[0].y_train[:1])
-    with pytest.raises(InputError, match=r"client 0: 1 samples cannot be split"):
+    with pytest.raises(InputError, match=r"client 0: 1 sample cannot be split"):
         Represent(Gradient(train.model), halves=True).run(replace(given[0], data=lonely))
 
 

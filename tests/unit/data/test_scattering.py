@@ -149,4 +149,6 @@ def _usps_like(_: object) -> Dataset:
     return Dataset("usps_like", x[:40], y[:40], x[40:], y[40:], 3, (0.2,), (0.3,))
 
 
-register_dataset("usps_like", _usps_like)
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register_dataset("usps_like", _usps_like)

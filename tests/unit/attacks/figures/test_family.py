@@ -121,7 +121,7 @@ def test_each_adversary_has_one_sentence_with_its_strongest_leak() -> None:
         "leaks also by membership"
     )
     assert "secure sums" in both[0].reduces
-    assert both[1].sentence == "the server with 2 colluding clients was not seen to learn anything: 1 at baseline of 1 figures"
+    assert both[1].sentence == "the server with 2 colluding clients was not seen to learn anything: 1 at baseline of 1 figure"
     assert both[1].reduces == ""
 
 
