@@ -51,6 +51,16 @@ def imports() -> dict[Path, frozenset[str]]:
     return {path: frozenset(imported(path, names)) for path in paths}
 
 
+@cache
+def users() -> dict[str, set[Path]]:
+    """By module the files that import it."""
+    found: dict[str, set[Path]] = {}
+    for path, names in imports().items():
+        for name in names:
+            found.setdefault(name, set()).add(path)
+    return found
+
+
 def tests_of(modules: Sequence[Path]) -> dict[Path, list[Path]]:
     """By module the test files to run. Raises `FileNotFoundError` naming a file that is no module of the product."""
     uses, found = imports(), {}
@@ -61,9 +71,9 @@ def tests_of(modules: Sequence[Path]) -> dict[Path, list[Path]]:
         inside = [path for path in paths if path.parent == module.parent] if module.name == "__init__.py" else [module]
         reached, tests = {name_of(path) for path in inside}, list[Path]()
         while not tests:
-            users = {path for path, its in uses.items() if its & reached}
-            tests = [path for path in users if path.name.startswith("test_")]
-            more = reached | {name_of(path) for path in users}
+            direct = set().union(*(users().get(name, ()) for name in reached))
+            tests = [path for path in direct if path.name.startswith("test_")]
+            more = reached | {name_of(path) for path in direct}
             siblings = {name_of(path) for path in paths if path.parent == module.parent}
             if more == reached and siblings <= reached:
                 break

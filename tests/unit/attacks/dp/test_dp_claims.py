@@ -179,7 +179,8 @@ def test_noise_of_seven_tenths_is_found_with_a_quarter_of_the_canaries(epsilon: 
     assert false_or_found("mean", epsilon, FAULT, 40, 1) >= 36
 
 
-@pytest.mark.parametrize("name", ["mean", pytest.param("training", marks=pytest.mark.slow), pytest.param("choice", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mean", "training", "choice"])
 def test_sound_noise_is_above_its_claim_as_seldom_as_stated(name: str) -> None:
     # error rate: 40 alarms of 1,000 at a rate of .025 come once in 300; these draws are fixed
     alarms = sum(false_or_found(name, epsilon, 1.0, 250, 2) for epsilon in (1.0, 2.0, 4.0, 8.0))

@@ -62,7 +62,11 @@ def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "scores" else ()) for name in GAMES if name not in ("choice", "response")],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("scores", "total") else ())
+        for name in GAMES
+        if name not in ("choice", "response")
+    ],
 )
 def test_a_third_of_the_noise_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a_third_of_the_noise(monkeypatch)
