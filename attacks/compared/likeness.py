@@ -126,12 +126,9 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         operation = f"{key[0]}_" if key[0] in NAMED else ""
         metric = f"{operation}{key[2].replace(' ', '_')}_group_accuracy"
         groups = Counter(case.truth.groups[client] for client in clients)
-        if not case.truth.groups_known or len(groups) < 2 or len(groups) == len(clients):
-            why = (
-                one_group(case)
-                if not case.truth.groups_known or len(groups) < 2
-                else "the clients looked for are each of a group of its own"
-            )
+        in_one = not case.truth.groups_known or len(groups) < 2
+        if in_one or len(groups) == len(clients):
+            why = one_group(case) if in_one else "the clients looked for are each of a group of its own"
             figures.append(nothing(case, NAME, metric, f"{why}: no identity to find"))
             continue
         found = tuple(alike(of_view, clients, case.prior.groups) for of_view in tables)

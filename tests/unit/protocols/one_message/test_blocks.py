@@ -40,6 +40,16 @@ def collected(scene: Scene, server: HelpedServer, clients: range | list[int], ch
     return there
 
 
+def counting() -> tuple[Scene, HelpedServer, dict[int, Helper], dict[int, bytes]]:
+    """A sum of six clients, and the helpers' masks of its counts, which the server has not taken yet."""
+    scene = Scene(6)
+    announced = scene.announced()
+    server = scene.server(terms_of(scene, announced), announced)
+    there = collected(scene, server, range(6))
+    messages = server.advance({helper: there[helper].receive(data) for helper, data in server.close().items()})
+    return scene, server, there, {helper: there[helper].receive(data) for helper, data in messages.items()}
+
+
 def finish(server: HelpedServer, there: dict[int, Helper]) -> None:
     messages = server.close()
     while messages:
@@ -72,12 +82,7 @@ def test_who_drops_out_is_not_counted_and_with_no_large_block_there_is_no_sum() 
 
 def test_a_helper_counts_for_itself() -> None:
     """A server that shows other masks of the counts, or fewer than t + 1 of them, gets no block."""
-    scene = Scene(6)
-    announced = scene.announced()
-    server = scene.server(terms_of(scene, announced), announced)
-    there = collected(scene, server, range(6))
-    messages = server.advance({helper: there[helper].receive(data) for helper, data in server.close().items()})
-    answers = {helper: there[helper].receive(data) for helper, data in messages.items()}
+    scene, server, there, answers = counting()
     asks = {helper: m.decode_to_helper(data) for helper, data in server.advance(answers).items()}
     ask = asks[0]
     assert isinstance(ask, m.OpenSet)
@@ -108,12 +113,7 @@ def test_a_helper_counts_for_itself() -> None:
 
 def test_a_helper_that_lies_about_counts_is_named_and_one_that_stops_is_left_out() -> None:
     for lies in (True, False):
-        scene = Scene(6)
-        announced = scene.announced()
-        server = scene.server(terms_of(scene, announced), announced)
-        there = collected(scene, server, range(6))
-        messages = server.advance({helper: there[helper].receive(data) for helper, data in server.close().items()})
-        answers = {helper: there[helper].receive(data) for helper, data in messages.items()}
+        scene, server, there, answers = counting()
         if lies:
             message = m.decode_from_helper(answers[2], server.terms)
             assert isinstance(message, m.OpenedMasks)
