@@ -77,22 +77,25 @@ class _Bill:
 
 
 def _bill(events: Iterable[Event]) -> _Bill | None:
-    """The events sorted; None for none. Raises `TypeError` for an unknown event, `ValueError` for two relations or units."""
+    """The events sorted, those of a `Counter` as often as it counts them; None for none.
+
+    Raises `TypeError` for an unknown event, `ValueError` for two relations or units.
+    """
     precision: list[float] = []
     sampled: Counter[tuple[float, float]] = Counter()
     choices: Counter[float] = Counter()
     kinds: set[tuple[Relation, str]] = set()
     event: Any
-    for event in events:
+    for event, many in events.items() if isinstance(events, Counter) else ((event, 1) for event in events):
         if isinstance(event, GaussianEvent):
-            precision.append(event.noise_multiplier**-2)
+            precision.append(many * event.noise_multiplier**-2)
         elif isinstance(event, SampledGaussianEvent):
             if event.sampling_rate < 1:
-                sampled[event.noise_multiplier, max(event.sampling_rate, SMALLEST_RATE)] += event.steps
+                sampled[event.noise_multiplier, max(event.sampling_rate, SMALLEST_RATE)] += many * event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
-                precision.append((1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
+                precision.append(many * (1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
         elif isinstance(event, ChoiceEvent):
-            choices[event.epsilon] += 1
+            choices[event.epsilon] += many
         else:
             check_own("privacy event", event, *EVENTS.values())
         kinds.add((event.relation, event.unit))

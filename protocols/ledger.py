@@ -21,6 +21,7 @@ lock around `charge`, which is its caller's to hold.
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ class Ledger:
         self.round = -1
         self._on_disk: str | None = None  # what the file held when it was last read or written
         self.charges: list[Charge] = []
-        self._events: dict[int, list[Event]] = {}
+        self._events: dict[int, Counter[Event]] = {}  # how often each, since most rounds cost the same
         if path is not None and path.exists():
             raise ValueError(f"{path}: there is a ledger already; open it, so that what was spent stays spent")
 
@@ -125,11 +126,11 @@ class Ledger:
 
     def spent(self, client: int) -> float:
         """The client's ε at the budget's δ so far."""
-        return epsilon_of(self._events.get(client, ()), self.budget.delta)
+        return epsilon_of(self._events.get(client, Counter()), self.budget.delta)
 
     def events(self, client: int) -> tuple[Event, ...]:
-        """What the client has released so far."""
-        return tuple(self._events.get(client, ()))
+        """What the client has released so far, equal events together."""
+        return tuple(self._events.get(client, Counter()).elements())
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -165,7 +166,7 @@ class Ledger:
             self._on_disk = text
         self.charges += fresh
         for client in prices:
-            self._events.setdefault(client, []).extend(bills[client])
+            self._events.setdefault(client, Counter()).update(bills[client])
 
     def settle(self, receipts: Mapping[int, Sequence[Receipt]], purpose: str, round: int | None = None) -> None:
         """Charge each client what is due of its receipts, each once. Raises as `charge`."""
@@ -178,7 +179,7 @@ class Ledger:
                 receipt.paid.add(client)
 
     def _price(self, client: int, events: Sequence[Event]) -> float:
-        return epsilon_of([*self._events.get(client, ()), *events], self.budget.delta)
+        return epsilon_of(self._events.get(client, Counter()) + Counter(events), self.budget.delta)
 
     @staticmethod
     def _grouped(bills: Mapping[int, Sequence[Event]], purpose: str, round: int) -> list[Charge]:
@@ -238,7 +239,7 @@ class Ledger:
         ledger.charges = charges
         for charge in charges:
             for client in charge.clients:
-                ledger._events.setdefault(client, []).extend(charge.events)
+                ledger._events.setdefault(client, Counter()).update(charge.events)
         return ledger
 
 

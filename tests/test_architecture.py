@@ -570,6 +570,13 @@ print("imported:", *sorted({{name.partition(".")[0] for name in sys.modules}} & 
     assert done.stdout.splitlines()[-1].split() == ["imported:"]
 
 
+@pytest.mark.slow
+def test_what_a_run_begins_with_imports_no_package_that_only_some_runs_need() -> None:
+    code = "import sys; from cflpriv.experiments import advance, parse_config, start; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)
+    assert {name.partition(".")[0] for name in done.stdout.split()} & set(LATE) <= {"torch"}
+
+
 # --- names that can be searched for -----------------------------------------------------------------------------------------------------
 
 OLD_WORDS = {"said", "told", "say", "hear", "heard", "plays", "puppets"}

@@ -17,7 +17,8 @@ Kind = Literal["auto", "torch", "sequential"]
 
 def compute(task: Task, inputs: Sequence[TaskInput], kind: Kind, device: Device, intra_op: int = 1) -> tuple[list[Result], str]:
     """One chunk, in this process. Of the kind "sequential" it is computed on the CPU. A device out of memory gets the chunk in halves."""
-    device = replace(device, native=kind == "auto")
+    if device.native != (kind == "auto"):
+        device = replace(device, native=kind == "auto")
     threads = torch.get_num_threads()
     torch.set_num_threads(intra_op)
     try:

@@ -18,6 +18,7 @@ Reveals: nothing is released here. Keys are as secret as the noise, and stay in 
 Source: RFC 8439 (ChaCha20); Φ⁻¹ of Cephes, as torch has it; in the library by quotients of polynomials, to 1e-15.
 """
 
+import struct
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -56,6 +57,8 @@ def keystream_words(keys: Tensor, number: Tensor, stream: int, first: int, count
     The nonce of RFC 8439 is `stream` (four bytes, little-endian) and then `number` (1,) int64, at least 0 (eight bytes); `first` is a
     multiple of 8. All tensors are on one device. Neither the host nor a captured step waits.
     """
+    if not keys.is_cuda:  # the dispatch of torch takes a quarter of the time that a small model's words take
+        return _on_cpu(keys, number, stream, first, count)
     words: Tensor = torch.ops.cflpriv.keystream(keys, number, stream, first, count)
     return words
 
@@ -132,11 +135,11 @@ def _on_cpu(keys: Tensor, number: Tensor, stream: int, first: int, count: int) -
     """`keystream_words` by the `cryptography` package, whose nonce begins with the counter."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # training without noise does without
 
-    words, zeros = torch.empty(len(keys), count, dtype=torch.int64), bytes(8 * count)
-    nonce = (first // WORDS).to_bytes(4, "little") + stream.to_bytes(4, "little") + int(number).to_bytes(8, "little")
-    for key, row in zip(keys.numpy().astype("<i8", copy=False), words.numpy(), strict=True):
-        Cipher(algorithms.ChaCha20(key.tobytes(), nonce), mode=None).encryptor().update_into(zeros, row.view(np.uint8))
-    return words
+    words, zeros = np.empty((len(keys), count), dtype="<i8"), bytes(8 * count)
+    nonce = struct.pack("<IIQ", first // WORDS, stream, int(number))
+    for key, row in zip(keys.numpy().astype("<i8", copy=False), words, strict=True):
+        Cipher(algorithms.ChaCha20(key.tobytes(), nonce), mode=None).encryptor().update_into(zeros, row.data.cast("B"))
+    return torch.from_numpy(words)
 
 
 def _on_cuda(keys: Tensor, number: Tensor, stream: int, first: int, count: int) -> Tensor:

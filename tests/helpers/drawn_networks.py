@@ -80,7 +80,8 @@ def graphs(draw: st.DrawFn) -> Model:
                 sides = draw(st.integers(1, 2))
                 one = graph.add(nn.Conv2d(channels, channels, 3, sides, 1), now)
                 other = graph.add(nn.AvgPool2d(3, sides, 1) if draw(st.booleans()) else nn.MaxPool2d(3, sides, 1), now)
-                now = graph.add(nn.GroupNorm(1, channels), one, other)
+                norm = nn.GroupNorm(1, channels) if torch.Size(graph.shapes[one]).numel() > 1 else _activation(draw)
+                now = graph.add(norm, one, other)
         except RuntimeError:
             break
     if draw(st.booleans()) and now:

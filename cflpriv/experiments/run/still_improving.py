@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy.stats import linregress
-
 from .number_scores import main_score
 
 __all__ = ["still_improving"]
@@ -28,6 +26,8 @@ def still_improving(rows: Sequence[Mapping[str, Any]], rounds: int) -> str:
     known = [(number, value, name) for number, name, value in points if value is not None]
     if len(rows) < rounds or len(known) < FEWEST_ROUNDS or known[-1][2] == "error_mean" or known[0][2] != known[-1][2]:
         return ""
+    from scipy.stats import linregress  # slow to import
+
     last = known[-(2 * len(known) // 5) :]
     line = linregress([number for number, _, _ in last], [value for _, value, _ in last], alternative="greater")
     first, end, name = last[0][0], last[-1][0], last[-1][2].removesuffix("_mean").replace("_", " ")

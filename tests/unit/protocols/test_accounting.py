@@ -1,6 +1,7 @@
 """Accountants: two libraries agree, the exact cases are exact, joint is never worse than adding, what is not covered is refused."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,6 +80,13 @@ def test_a_joint_composition_is_never_worse_than_adding(z: float, zt: float, q: 
     delta = 1e-5
     added = epsilon_of(signature, share * delta) + epsilon_of(training, (1 - share) * delta)
     assert epsilon_of([*signature, *training], delta) <= added + 2e-3
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([plain(3.0), plain(7.0), sampled(2.0, 0.1, 5), sampled(2.0, 1.0, 2)]), max_size=30))
+def test_counted_events_cost_what_the_listed_ones_cost(listed: list[Event]) -> None:
+    assert epsilon_of(Counter(listed), 1e-5) == pytest.approx(epsilon_of(listed, 1e-5), rel=1e-12)
+    assert epsilon_of(iter(listed), 1e-5) == epsilon_of(listed, 1e-5)
 
 
 def test_a_signature_and_training_together_save_a_fifth() -> None:
