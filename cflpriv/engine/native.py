@@ -7,9 +7,10 @@ stays with torch. The kernel serves a model and its options if it is faster (`_i
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,9 +25,11 @@ from .models import Model, build_module, dtype_of, operations_of
 from .own_modules import slopes
 from .sgd import Local, Options
 from .step_noise import keys_of, normals
+from .threads import together
 
 __all__ = ["Shape", "described", "evaluates", "gradients", "outputs", "serves", "train"]
 
+Made = TypeVar("Made")
 KINDS = {
     "linear": 0, "convolution": 1, "max_pool": 2, "relu": 3, "tanh": 4, "sigmoid": 5, "flatten": 6, "group_norm": 7, "average_pool": 8,
     "add": 9, "pixels": 10,
@@ -45,6 +48,8 @@ PASS = 32
 """Samples in one pass forward."""
 WIDE = 256
 """Units of a hidden layer, a multiple of the kernel's lanes and blocks."""
+WORTH_A_THREAD = 1 << 22
+"""Products of samples and parameters: a thread takes a tenth of a millisecond to start, and these products a few."""
 TRIAL_RATE = 0.1
 """Of the trial's steps, whatever the rate of the training: the kernel takes the rate as a number."""
 
@@ -161,22 +166,23 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
     corrected = any(client.correction is not None for client in clients)
     work = [_Arrays.of(model, client, options.prox != 0, corrected) for client in clients]
     frozen = _frozen(model, options)
-    moved = []
     longest = max(1, *(arrays.longest for arrays in work))
-    with _network(model, options, longest, options.prox != 0, corrected) as call:
-        for client, arrays in zip(clients, work, strict=True):
-            call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
-            if options.deviation:
-                keys = keys_of([client.noise_key])
-                for at in range(len(client.batches)):
-                    noise = normals(keys, torch.tensor([at]), model.dimension, options.deviation)[0].numpy()
-                    call("steps", *arrays.samples, at, at + 1, client.expected, noise.ctypes.data)
-            else:
-                call("steps", *arrays.samples, 0, len(client.batches), client.expected, None)
-            vector = np.empty_like(arrays.start)
-            call("end", vector.ctypes.data)
-            moved.append(np.subtract(vector, arrays.start, out=vector))
-    return moved
+
+    def moved(call: Callable[..., None], client: Local, arrays: "_Arrays") -> Array:
+        call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
+        if options.deviation:
+            keys = keys_of([client.noise_key])
+            for at in range(len(client.batches)):
+                noise = normals(keys, torch.tensor([at]), model.dimension, options.deviation)[0].numpy()
+                call("steps", *arrays.samples, at, at + 1, client.expected, noise.ctypes.data)
+        else:
+            call("steps", *arrays.samples, 0, len(client.batches), client.expected, None)
+        vector = np.empty_like(arrays.start)
+        call("end", vector.ctypes.data)
+        return np.subtract(vector, arrays.start, out=vector)
+
+    network = partial(_network, model, options, longest, options.prox != 0, corrected)
+    return _each(network, moved, list(zip(clients, work, strict=True)), sum(arrays.rows.size for arrays in work) * model.dimension)
 
 
 def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[Array]:
@@ -185,28 +191,50 @@ def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[
     Raises as `train` does.
     """
     work = [_Arrays.of(model, client, False, False) for client in clients]
-    frozen, made = _frozen(model, Options(0.0)), []
-    longest = max(1, *(arrays.longest for arrays in work))
-    with _network(model, options, longest, False, False) as call:
-        for client, arrays in zip(clients, work, strict=True):
-            total = np.empty(model.dimension)
-            call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
-            call("clipped_sum", *arrays.samples[:3], int(arrays.ends[0]), client.expected, total.ctypes.data)
-            made.append(total)
-    return made
+    frozen, longest = _frozen(model, Options(0.0)), max(1, *(arrays.longest for arrays in work))
+
+    def clipped_sum(call: Callable[..., None], client: Local, arrays: "_Arrays") -> Array:
+        total = np.empty(model.dimension)
+        call("begin", arrays.start.ctypes.data, *arrays.vectors, frozen.ctypes.data)
+        call("clipped_sum", *arrays.samples[:3], int(arrays.ends[0]), client.expected, total.ctypes.data)
+        return total
+
+    network = partial(_network, model, options, longest, False, False)
+    return _each(network, clipped_sum, list(zip(clients, work, strict=True)), sum(arrays.rows.size for arrays in work) * model.dimension)
 
 
 def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Each client's outputs (n, classes), of its parameters (d,) and normalised samples (n, *shape). Raises `ValueError` as `train`."""
     frozen = _frozen(model, Options(0.0))
-    made = []
-    with _network(model, Options(0.0), PASS, False, False) as call:
-        for vector, x in zip(vectors, inputs, strict=True):
-            start, samples = _vector(model, "model", vector), _samples(model, x, len(x))
-            scores = torch.empty(len(x), model.classes, dtype=samples.dtype)
-            call("begin", start.ctypes.data, None, None, frozen.ctypes.data)
-            call("outputs", samples.data_ptr(), len(samples), PASS, scores.data_ptr())
-            made.append(scores)
+
+    def scores_of(call: Callable[..., None], start: Array, samples: Tensor) -> Tensor:
+        scores = torch.empty(len(samples), model.classes, dtype=samples.dtype)
+        call("begin", start.ctypes.data, None, None, frozen.ctypes.data)
+        call("outputs", samples.data_ptr(), len(samples), PASS, scores.data_ptr())
+        return scores
+
+    work = [(_vector(model, "model", vector), _samples(model, x, len(x))) for vector, x in zip(vectors, inputs, strict=True)]
+    network = partial(_network, model, Options(0.0), PASS, False, False)
+    return _each(network, scores_of, work, sum(len(samples) for _, samples in work) * model.dimension)
+
+
+def _each(
+    network: Callable[[], AbstractContextManager[Callable[..., None]]], work: Callable[..., Made], clients: Sequence[tuple[Any, Any]],
+    products: int,
+) -> list[Made]:  # fmt: skip
+    """What `work` makes of a network and each client, in order. Where it takes long, threads share the clients, each with a network.
+
+    `products`: samples times parameters, the least number of products that all clients take.
+    """
+    made: list[Any] = [None] * len(clients)
+    waiting = iter(range(len(clients)))  # each thread takes the next client
+
+    def some() -> None:
+        with network() as call:
+            for place in waiting:
+                made[place] = work(call, *clients[place])
+
+    together(some, len(clients) if products >= WORTH_A_THREAD else 1)
     return made
 
 

@@ -22,7 +22,7 @@ FEWEST_TO_HALVE = 8
 MOST_PER_CORE = 16
 """Worker processes started at most: each takes 100 MB and more before it has any data, so some hundreds end a machine's memory."""
 
-Processes = Annotated[int, Key("Processes that compute clients.", "[1, 512]", "processes")]
+Processes = Annotated[int, Key("Processes that compute clients. With one, the compiled library takes all cores.", "[1, 512]", "processes")]
 """A larger number is a mistake that would take all memory."""
 
 
@@ -31,8 +31,9 @@ class Engine:
     """How tasks are computed. `kind` "sequential" is the plain reference; "auto" takes the fastest way that equals it, "torch" the
     fastest without the compiled library.
 
-    `workers` processes share the chunks (1: this process alone, with `threads` intra-op threads, by default one, because they collapse when
-    another process holds a core and change the last digits). `device` is "cpu", "cuda", "auto", or "" for the one
+    `workers` processes share the chunks. 1: this process alone. There the compiled library trains clients of a chunk on all cores, or
+    on as many as `OMP_NUM_THREADS` says, and torch takes `threads` intra-op threads, by default one, because they collapse when another
+    process holds a core and change the last digits. `device` is "cpu", "cuda", "auto", or "" for the one
     in use. `precision` other than "full" is for stacked training on a CUDA device: "tf32" for the products of float32, "bf16" for those of
     the forward pass (see `device`). `noise`: where private training makes its noise (`step_noise.noise_place`). `paths` counts the
     clients that each task computed by each way, for the record.

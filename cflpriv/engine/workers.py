@@ -14,7 +14,7 @@ from ..errors import InputError, WorkerLost
 from ..plugins import loaded_plugins, run_plugins
 from ..types import ClientData
 from .seam import Result, Task, TaskInput
-from .threads import one_thread
+from .threads import one_core, one_thread
 
 __all__ = ["UNGUARDED", "Workers"]
 
@@ -130,6 +130,7 @@ def _serve(pipe: Connection, plugins: Mapping[str, bytes]) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends after the round
     torch.set_num_threads(1)
+    one_core()
     keep_freed_memory()
     run_plugins(plugins)  # tasks are of classes, and models by names, that they define
     data: dict[int, ClientData] = {}

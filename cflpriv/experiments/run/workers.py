@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 from ...engine.device import resolved
-from ...engine.threads import cores
+from ...engine.threads import cores, one_core
 from ...engine.workers import BEGUN, UNGUARDED
 from ...errors import InputError
 from ...plugins import loaded_plugins, run_plugins
@@ -104,6 +104,7 @@ def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
     Thread(target=_end_with_parent, daemon=True).start()
+    one_core()
     with suppress(EOFError, OSError):
         link.send(BEGUN)
         while True:

@@ -6,8 +6,10 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -133,16 +135,18 @@ def check(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, 
     task = Train(model, **chosen)
     if frozen and len(model.layout) > 1 and not task.clip_norm:
         task = replace(task, frozen=(model.layout[0][0],))
-    given_to, engine = inputs(model, counts, extra), Engine()
-    for place, one in enumerate(given_to):  # at a new model's zeros, rounding alone decides on which side of a kink a normalised mean is
-        one.params["model"] = one.params["model"] + np.random.default_rng(place).normal(0, 0.03, model.dimension)
+    rng, engine = np.random.default_rng(0), Engine()
+    given_to = [  # at a new model's zeros, rounding alone decides on which side of a kink a normalised mean is
+        replace(one, params={**one.params, "model": one.array("model") + rng.normal(0, 0.03, model.dimension)})
+        for one in inputs(model, counts, extra)
+    ]
     try:
         plain = updates(Engine("sequential"), task, given_to)
     except TrainingDiverged:
         assume(False)
     with served():
         made = updates(engine, task, given_to)
-    moved = [replace(one, params={**one.params, "model": one.params["model"] * (1 + 1e-14)}) for one in given_to]
+    moved = [replace(one, params={**one.params, "model": one.array("model") * (1 + 1e-14)}) for one in given_to]
     for ours, theirs, other in zip(made, plain, updates(Engine("sequential"), task, moved), strict=True):
         assert ours.dtype == theirs.dtype
         amplified = np.abs(theirs - other).max()  # rounding of 1e-14 in the first parameters, at the end of training
@@ -186,6 +190,29 @@ def test_an_update_has_the_same_bits_beside_any_other_clients() -> None:
 
 
 @pytest.mark.slow
+def on_threads(pool: ThreadPoolExecutor, many: int, some: Callable[[], None], parts: int) -> None:
+    assert parts >= 1
+    for thread in [pool.submit(copy_context().run, some) for _ in range(many)]:
+        thread.result()
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clipped = (
+        Model("lenet5", (1, 16, 16), 3),
+        {"clip_norm": 1.0, "noise_multiplier": 1.0, "sampling_rate": 0.5, "public_samples": 20},
+    )
+    given_to = inputs(model, [40, 3, 35, 20, 1, 28])
+    for options in ({}, clipped):
+        task = Train(model, epochs=2, **options)  # type: ignore[arg-type]
+        monkeypatch.setattr(native, "together", lambda some, parts: some())
+        alone = updates(Engine(), task, given_to)
+        for many in (2, 5, 16):
+            with ThreadPoolExecutor(many) as pool:
+                monkeypatch.setattr(native, "together", partial(on_threads, pool, many))
+                for ours, theirs in zip(updates(Engine(), task, given_to), alone, strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+
+
 def test_an_update_has_the_same_bits_in_any_number_of_workers() -> None:
     model = Model("lenet5", (1, 16, 16), 3)
     task, given_to = Train(model, epochs=2, batch_size=4, momentum=0.5), inputs(model, [9, 4, 12, 7, 5, 9])
