@@ -50,6 +50,8 @@ WIDE = 256
 """Units of a hidden layer, a multiple of the kernel's lanes and blocks."""
 WORTH_A_THREAD = 1 << 22
 """Products of samples and parameters: a thread takes a tenth of a millisecond to start, and these products a few."""
+TOGETHER = 1 << 23
+"""Parameters of all networks that threads have at a time: a network holds its parameters some three times."""
 TRIAL_RATE = 0.1
 """Of the trial's steps, whatever the rate of the training: the kernel takes the rate as a number."""
 
@@ -182,7 +184,7 @@ def train(model: Model, clients: Sequence[Local], options: Options) -> list[Arra
         return np.subtract(vector, arrays.start, out=vector)
 
     network = partial(_network, model, options, longest, options.prox != 0, corrected)
-    return _each(network, moved, list(zip(clients, work, strict=True)), sum(arrays.rows.size for arrays in work) * model.dimension)
+    return _each(network, moved, list(zip(clients, work, strict=True)), model, sum(arrays.rows.size for arrays in work))
 
 
 def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[Array]:
@@ -200,7 +202,7 @@ def gradients(model: Model, clients: Sequence[Local], options: Options) -> list[
         return total
 
     network = partial(_network, model, options, longest, False, False)
-    return _each(network, clipped_sum, list(zip(clients, work, strict=True)), sum(arrays.rows.size for arrays in work) * model.dimension)
+    return _each(network, clipped_sum, list(zip(clients, work, strict=True)), model, sum(arrays.rows.size for arrays in work))
 
 
 def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -215,16 +217,16 @@ def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor]) ->
 
     work = [(_vector(model, "model", vector), _samples(model, x, len(x))) for vector, x in zip(vectors, inputs, strict=True)]
     network = partial(_network, model, Options(0.0), PASS, False, False)
-    return _each(network, scores_of, work, sum(len(samples) for _, samples in work) * model.dimension)
+    return _each(network, scores_of, work, model, sum(len(samples) for _, samples in work))
 
 
 def _each(
     network: Callable[[], AbstractContextManager[Callable[..., None]]], work: Callable[..., Made], clients: Sequence[tuple[Any, Any]],
-    products: int,
+    model: Model, samples: int,
 ) -> list[Made]:  # fmt: skip
-    """What `work` makes of a network and each client, in order. Where it takes long, threads share the clients, each with a network.
+    """What `work` makes of a network and each client, in order. Where so many samples take long, threads share the clients.
 
-    `products`: samples times parameters, the least number of products that all clients take.
+    Each thread has a network of its own, so a large model has fewer threads.
     """
     made: list[Any] = [None] * len(clients)
     waiting = iter(range(len(clients)))  # each thread takes the next client
@@ -234,7 +236,8 @@ def _each(
             for place in waiting:
                 made[place] = work(call, *clients[place])
 
-    together(some, len(clients) if products >= WORTH_A_THREAD else 1)
+    worth = samples * model.dimension >= WORTH_A_THREAD
+    together(some, min(len(clients), max(1, TOGETHER // model.dimension)) if worth else 1)
     return made
 
 

@@ -213,6 +213,16 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
                     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize(("worth", "together", "parts"), [(0, 1 << 40, 6), (0, 2, 2), (0, 0, 1), (1 << 40, 1 << 40, 1)])
+def test_short_work_and_large_models_have_fewer_threads(worth: int, together: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = Model("lenet5", (1, 16, 16), 3), list[int]()
+    monkeypatch.setattr(native, "WORTH_A_THREAD", worth)
+    monkeypatch.setattr(native, "TOGETHER", together * model.dimension)
+    monkeypatch.setattr(native, "together", lambda some, parts: (asked.append(parts), some()))
+    updates(Engine(), Train(model), inputs(model, [4] * 6))
+    assert max(asked) == parts
+
+
 def test_an_update_has_the_same_bits_in_any_number_of_workers() -> None:
     model = Model("lenet5", (1, 16, 16), 3)
     task, given_to = Train(model, epochs=2, batch_size=4, momentum=0.5), inputs(model, [9, 4, 12, 7, 5, 9])
