@@ -218,7 +218,7 @@ def test_short_work_and_large_models_have_fewer_threads(worth: int, together: in
     model, asked = Model("lenet5", (1, 16, 16), 3), list[int]()
     monkeypatch.setattr(native, "WORTH_A_THREAD", worth)
     monkeypatch.setattr(native, "TOGETHER", together * model.dimension)
-    monkeypatch.setattr(native, "together", lambda some, parts: (asked.append(parts), some()))
+    monkeypatch.setattr(native, "together", lambda some, parts: [asked.append(parts), some()])  # type: ignore[func-returns-value]
     updates(Engine(), Train(model), inputs(model, [4] * 6))
     assert max(asked) == parts
 
