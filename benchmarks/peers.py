@@ -1,7 +1,7 @@
-"""Local training beside other federated-learning systems: `pfl` and Flower's simulation, where the extra `bench` is installed.
+"""Local training beside `pfl`, Flower's simulation and JAX, where the extra `bench` is installed.
 
-Both get the same clients, model, batch size and optimiser as the engine's first row: LeNet-5, 10 clients of 500 samples, batch 10, SGD
-with momentum 0.5, one epoch, everything in memory. Ratios above 1 mean that ours is quicker.
+All get the same clients, model, batch size and optimiser: by default, as in the engine's first row, LeNet-5, 10 clients of 500 samples,
+batch 10, SGD with momentum 0.5, one epoch, everything in memory. Ratios above 1 mean that ours is quicker.
 """
 
 import logging
@@ -16,9 +16,10 @@ import torch
 from torch.nn import functional
 
 from cflpriv.engine import Engine
+from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
 
-from .engine import LENET, clients, interleaved, row
+from .engine import LENET, MLP, clients, interleaved, row
 
 __all__ = ["COMPARISONS"]
 
@@ -153,8 +154,72 @@ def against_flower_simulation(rounds: int = 4) -> dict[str, Any]:
     return row(ratios, 1, 4.5, "Flower simulation", note)
 
 
+def against_jax(model: Model, batch: int, floor: float, stretch: float) -> dict[str, Any]:
+    """A compiled `scan` over a client's batches, one client after the other, on one core. Both end with equal parameters."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if hasattr(os, "sched_setaffinity"):  # there is no other way to keep its threads from computing beside each other
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    try:
+        import jax
+        from jax import lax
+        from jax import numpy as jnp
+    except ImportError:
+        return row([float("nan")], floor, stretch, "JAX scan", "not measured: the extra `bench` is not installed")
+    torch.set_num_threads(1)
+    inputs = clients(model, COUNT, SAMPLES // batch * batch)
+    samples = [(jnp.asarray(model.inputs(each.data.x_train).numpy()), jnp.asarray(each.data.y_train)) for each in inputs]
+    start = [jnp.asarray(piece) for piece in _pieces(model, inputs[0].array("model"))]
+
+    def scores(parameters: list[Any], x: Any) -> Any:
+        if model.name == "mlp":
+            w1, b1, w2, b2 = parameters
+            return jnp.maximum(x.reshape(len(x), -1) @ w1.T + b1, 0) @ w2.T + b2
+        for weight, bias in zip(parameters[0:4:2], parameters[1:4:2], strict=True):
+            x = jnp.maximum(lax.conv(x, weight, (1, 1), "VALID") + bias[:, None, None], 0)
+            x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+        x = x.reshape(len(x), -1)
+        for weight, bias in zip(parameters[4:8:2], parameters[5:8:2], strict=True):
+            x = jnp.maximum(x @ weight.T + bias, 0)
+        return x @ parameters[8].T + parameters[9]
+
+    def loss(parameters: list[Any], x: Any, y: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores(parameters, x)), y[:, None], 1).mean()
+
+    @jax.jit
+    def trained(x: Any, y: Any, rows: Any) -> Any:
+        def step(state: Any, batch_rows: Any) -> Any:
+            parameters, velocities = state
+            slopes = jax.grad(loss)(parameters, x[batch_rows], y[batch_rows])
+            velocities = [MOMENTUM * velocity + slope for velocity, slope in zip(velocities, slopes, strict=True)]
+            return ([value - LR * velocity for value, velocity in zip(parameters, velocities, strict=True)], velocities), None
+
+        (parameters, _), _ = lax.scan(step, (start, [jnp.zeros_like(value) for value in start]), rows)
+        return jnp.concatenate([value.ravel() for value in parameters])
+
+    task = Train(model, momentum=MOMENTUM, lr=LR, batch_size=batch)
+    batches = [np.stack(task.batches(each)) for each in inputs]
+    engine = Engine()
+
+    def theirs() -> list[Any]:
+        return [np.asarray(trained(x, y, rows)) for (x, y), rows in zip(samples, batches, strict=True)]
+
+    ended = [each.array("model") + np.asarray(made["update"]) for each, made in zip(inputs, engine.run(task, inputs), strict=True)]
+    error = max(float(np.abs(one - other).max()) for one, other in zip(ended, theirs(), strict=True))
+    note = f"{model.name}, {COUNT} clients × {len(inputs[0].data.y_train)}, batch {batch}; largest difference of parameters {error:.0e}"
+    return row(interleaved(lambda: engine.run(task, inputs), theirs, 5), floor, stretch, "JAX scan", note)
+
+
+def _pieces(model: Model, vector: Any) -> list[Any]:
+    """The parameters of a vector (d,), each in its shape."""
+    return [vector[at : at + int(np.prod(shape))].reshape(shape) for _, shape, at in model.layout]
+
+
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "LeNet-5, 10 clients, pfl": against_pfl,
     "LeNet-5, 10 clients, Flower simulation": against_flower_simulation,
+    "LeNet-5, batch 10, JAX": lambda: against_jax(LENET, 10, 3.0, 10.0),
+    "LeNet-5, batch 32, JAX": lambda: against_jax(LENET, 32, 3.0, 10.0),
+    "MLP-200, batch 10, JAX": lambda: against_jax(MLP, 10, 1.3, 1.5),
+    "MLP-200, batch 32, JAX": lambda: against_jax(MLP, 32, 1.1, 1.2),
 }
 """Name -> what measures it, for `make bench`."""
