@@ -95,6 +95,11 @@ def algorithm_of(name: str) -> Algorithm:
     return config_of(name, {}, release_policy="off").algorithm_for(SCENE)
 
 
+def protection_of(options: Mapping[str, Any]) -> Protection:
+    """The protection of a cell, without the whole configuration."""
+    return Protection(**{**options, "gram": tuple(options.get("gram", ("none",)))})
+
+
 def compares(name: str) -> bool:
     return "gram" in algorithm_of(name).operations
 
@@ -125,6 +130,7 @@ def often(of_sum: str, gram: str) -> bool:
     return without_sum or gram == (of_sum if of_sum in grams_ else transform)
 
 
+@cache
 def cells() -> list[Any]:
     """All that nothing rules out; where clients are compared, most pairs of protections are slow."""
     found = []
@@ -133,7 +139,7 @@ def cells() -> list[Any]:
             options = {**of_sum, **of_gram}
             if two_kinds_of_holders(of_sum, of_gram):
                 continue
-            protection = config_of(name, options, release_policy="off").protection
+            protection = protection_of(options)
             if not ruled_out(name, protection):
                 usual = not compares(name) or (often(protection.sum, *protection.gram) and not protection.sums.helped)
                 marks = () if usual else pytest.mark.slow
@@ -214,12 +220,13 @@ def carrier(request: pytest.FixtureRequest) -> Iterator[Carrier]:
             yield started
 
 
+@cache
 def hosted_cells() -> list[Any]:
     """FedAvg under each sum, PACFL under each comparison, and every algorithm in the clear; most are slow."""
     found = []
     for cell in cells():
         name, options = cell.values
-        protection = config_of(name, options, release_policy="off").protection
+        protection = protection_of(options)
         clear = protection.sum == "none" and not protection.comparison.hides
         default = name == "fedavg" or (name == "pacfl" and protection.sum == "none")
         if default or clear:
