@@ -67,6 +67,11 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     return max(FEWEST_STACKED, min(most, STACKED_PARAMETERS // model.dimension))
 
 
+def stands_alone(model: Model, batch: int, samples: int, options: Options, device: Device) -> bool:
+    """Whether a client's update has the same bits beside any other clients: the kernel trains them one by one."""
+    return device.kind == "cpu" and device.native and 0 < batch < samples and native.serves(model, options)
+
+
 def in_turns(clients: Sequence[T], device: Device) -> Iterator[Sequence[T]]:
     """A chunk's clients as they are trained one lot after the other: all at once on the CPU."""
     lots = -(-len(clients) // MOST_IN_TURN) if device.kind == "cuda" else 1

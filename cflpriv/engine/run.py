@@ -66,8 +66,8 @@ class Engine:
         """The results of `task` for each input, in order. `paths` counts the ways taken, by default the engine's own."""
         paths = self.paths if paths is None else paths
         keep_freed_memory()
-        device = Device(self.device, self.precision, self.noise)
-        jobs = chunks(task, inputs, self.kind, device)
+        device = Device(self.device, self.precision, self.noise, self.kind == "auto")
+        jobs = chunks(task, inputs, self.kind, device, self.workers)
         if self.workers > 1 and len(inputs) > 1:
             if self._pool is None:
                 self._pool = Workers(min(self.workers, MOST_PER_CORE * (os.cpu_count() or 1)))
@@ -88,8 +88,12 @@ class Engine:
             self._pool = None
 
 
-def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto", device: Device = CPU) -> list[list[int]]:
-    """Positions of the inputs by chunk: clients of like cost together, costliest first. Depends on the task, inputs and device alone."""
+def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto", device: Device = CPU, processes: int = 1) -> list[list[int]]:
+    """Positions of the inputs by chunk: clients of like cost together, costliest first.
+
+    Depends on the task, inputs and device alone, but where no result has other bits in another chunk: there one process has no reason to
+    cut the last chunk in halves, which the threads of the kernel then share.
+    """
     if kind == "sequential" or not isinstance(task, ManyTask):
         return [[i] for i in range(len(inputs))]
     order = sorted(range(len(inputs)), key=lambda i: (-task.cost(inputs[i]), inputs[i].data.id))
@@ -97,8 +101,14 @@ def chunks(task: Task, inputs: Sequence[TaskInput], kind: Kind = "auto", device:
     while order:
         size = max(1, task.chunk_size(inputs[order[0]], device))
         # the last ones in halves: two processes finish together, and one loses little
-        if device.kind == "cpu" and FEWEST_TO_HALVE <= len(order) <= 2 * size:
+        if device.kind == "cpu" and FEWEST_TO_HALVE <= len(order) <= 2 * size and (processes > 1 or not _stand_alone(task, inputs, device)):
             size = min(size, (len(order) + 1) // 2)
         pieces.append(order[:size])
         order = order[size:]
     return pieces
+
+
+def _stand_alone(task: ManyTask, inputs: Sequence[TaskInput], device: Device) -> bool:
+    """Whether each client's results have the same bits in any chunk."""
+    alone = getattr(task, "stands_alone", None)
+    return alone is not None and all(alone(task_input, device) for task_input in inputs)

@@ -393,6 +393,10 @@ class Train:
             batch = self._longest(count)
         return fast.chunk_size(self.model, batch, count, self._options, device)
 
+    def stands_alone(self, task_input: TaskInput, device: Device) -> bool:
+        """Whether a client's results have the same bits beside any other clients."""
+        return fast.stands_alone(self.model, self.batch_size, len(task_input.data.y_train), self._options, device)
+
     def _longest(self, count: int) -> int:
         """How many of `count` samples a Poisson batch hardly ever exceeds; 0 for batches of a fixed size."""
         return min(count, math.ceil(self.sampling_rate * count + 6 * math.sqrt(self.sampling_rate * count)))

@@ -28,8 +28,9 @@ from torch import nn
 
 from cflpriv.engine import Engine, Streams, TaskInput, compiled, native, step_noise
 from cflpriv.engine.compute import Kind
-from cflpriv.engine.device import in_use
+from cflpriv.engine.device import Device, in_use
 from cflpriv.engine.models import Model, Residual
+from cflpriv.engine.run import chunks
 from cflpriv.engine.sgd import Local, Options
 from cflpriv.errors import CflprivWarning, TrainingDiverged
 from cflpriv.tasks.evaluation import Evaluate
@@ -211,6 +212,18 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(native, "together", partial(on_threads, pool, many))
                 for ours, theirs in zip(updates(Engine(), task, given_to), alone, strict=True):
                     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_only_processes_get_the_last_chunk_in_halves() -> None:
+    model = Model("lenet5", (1, 16, 16), 3)
+    for task, halves in ((Train(model, batch_size=2), False), (Train(model, batch_size=0), True), (Evaluate(model), True)):
+        given_to = inputs(model, [8] * 10)
+        alone, shared = chunks(task, given_to), chunks(task, given_to, processes=2)
+        assert sorted(place for piece in alone for place in piece) == list(range(10))
+        assert (alone == shared) is halves
+        assert chunks(task, given_to, "torch", Device("cpu", native=False)) == shared, (
+            "where the kernel does not train, results depend on it"
+        )
 
 
 @pytest.mark.parametrize(("worth", "together", "parts"), [(0, 1 << 40, 6), (0, 2, 2), (0, 0, 1), (1 << 40, 1 << 40, 1)])
