@@ -6,6 +6,7 @@ reported so in `notes`.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _digits(directory: Path) -> Dataset:
     package = find_spec("sklearn")  # its file is read without importing it, which takes far longer
     if package is None or package.origin is None:
         raise InputError("digits: scikit-learn is not installed, which has their file")
-    rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    rows = _digit_rows(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz")
     x, y = (rows[:, :-1].reshape(-1, 8, 8) / 16.0).astype(np.float32), rows[:, -1].astype(np.int64)
     is_test = np.zeros(len(y), dtype=bool)
     for label in range(10):
@@ -57,6 +58,12 @@ def _digits(directory: Path) -> Dataset:
         is_test[stream(0, f"data.digits.split{label}").permutation(members)[: round(0.2 * len(members))]] = True
     notes = ("digits: scikit-learn's bundled 8×8 digits, split 80/20 within each class; they have no official split",)
     return dataset_of("digits", (x[~is_test], y[~is_test]), (x[is_test], y[is_test]), classes=10, notes=notes)
+
+
+@cache
+def _digit_rows(path: Path) -> Array:
+    """Pixels and label (1797, 65) of the digits, read once: reading the text takes longer than a round."""
+    return np.loadtxt(path, delimiter=",")
 
 
 def _mnist_like(name: str, folders: tuple[str, ...]) -> Callable[[Path], Dataset]:
