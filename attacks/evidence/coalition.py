@@ -123,7 +123,7 @@ def _parts(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
     totals = np.stack([sum_.mean * sum(row.values()) for sum_, row in zip(sums, rows, strict=True) if sum_.mean is not None])
     deviations = [max(sum_.deviation, EXACT) * sum(row.values()) for sum_, row in zip(sums, rows, strict=True)]
     parts = partial_sums_of(*equations(rows, deviations).less(updates, totals))
-    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation) for part in parts]
+    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation, stated=None) for part in parts]
 
 
 def trained_again(case: Case, clients: Sequence[int], sum_: CohortSum) -> dict[int, Array] | None:

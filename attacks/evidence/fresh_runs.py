@@ -23,6 +23,7 @@ from ..adversary import AdversaryView, relays_to, view_of
 from ..figures.leakage import BUDGETS, Budget, Case, Prior, prior_of, truth_of
 from ..figures.plan import AuditPlan
 from .clipped import compared_rows, engine_for
+from .released_models import release_of_run
 
 __all__ = ["AuditedRun", "case_of", "fresh_scene", "is_open", "protection_name", "recorded_scene", "reseeded", "simulator"]
 
@@ -115,11 +116,12 @@ def _again(config: Config, population: Population, rounds: int, name: str = "the
             advance(simulation)
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
+        released = release_of_run(simulation)
     except TrainingDiverged as error:
         raise TrainingDiverged(f"{name} with seed {config.run.seed} diverged: {error}") from None
     finally:
         simulation.simulated.engine.close()
-    return simulation.federation.transcript.messages, secrets_of(simulation)
+    return [*simulation.federation.transcript.messages, *released], secrets_of(simulation)
 
 
 def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, str]]:
