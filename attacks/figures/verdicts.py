@@ -17,7 +17,7 @@ from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "audit_text", "risk_words", "risks_of", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "colluders_of", "risk_words", "risks_of", "verdicts_of"]
 
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
@@ -38,13 +38,14 @@ OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 @dataclass(frozen=True)
 class Verdict:
     """What one `adversary` learns, for people. `attack` names that of the sentence, `learns` what it finds out; without a leak these and
-    `reduces` are empty."""
+    `reduces` are empty. `colluders` as in `colluders_of`, for that attack."""
 
     adversary: str
     sentence: str
     reduces: str = ""
     attack: str = ""
     learns: str = ""
+    colluders: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,7 +58,12 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
     tree = {"verdicts": verdicts, "risks": risks_of(cells), "risk_words": risk_words(cells), **more, "family": family.as_json()}
-    return json.dumps(tree | {"cells": [cell.as_json() for cell in cells]}, indent=1) + "\n"
+    return json.dumps(tree | {"cells": [{**cell.as_json(), "colluders": colluders_of(cell)} for cell in cells]}, indent=1) + "\n"
+
+
+def colluders_of(cell: Cell) -> int:
+    """How many clients a figure takes to collude beside the adversary's own: honest clients of the run, drawn for the attack."""
+    return cell.k_known if cell.attack in COLLUDING else 0
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
@@ -77,7 +83,7 @@ def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
         entry = ATTACKS.find(cell.attack)
         if entry is not None and entry.risk in by_risk:
             figure: dict[str, Any] = {"adversary": cell.adversary, "attack": cell.attack, "metric": cell.metric, "value": cell.value}
-            figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known}
+            figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known, "colluders": colluders_of(cell)}
             by_risk[entry.risk].append({**figure, "baseline": cell.baseline})
     return by_risk
 
@@ -100,7 +106,8 @@ def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _named(leak: Mapping[str, Any]) -> str:
-    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']})"
+    helped = f", {leak['colluders']} colluding clients" if leak["colluders"] else ""
+    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']}{helped})"
 
 
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:
@@ -120,7 +127,7 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
         adversary, f"{_spoken(adversary)}{_known(worst)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
-        _reduced(leaks, remedies), worst.attack, learned,
+        _reduced(leaks, remedies), worst.attack, learned, colluders_of(worst),
     )  # fmt: skip
 
 
@@ -142,7 +149,7 @@ def _known(cell: Cell) -> str:
     own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
     if cell.k_known <= own:
         return ""
-    if cell.attack in COLLUDING:
+    if colluders_of(cell):
         return f" with {cell.k_known}{' more' if own else ''} colluding clients"
     return f", which knows {cell.k_known} clients' data,"
 
@@ -188,11 +195,12 @@ def _beside(cell: Cell) -> str:
     return f"{cell.baseline:.2f} without a view"
 
 
-def _strength(cell: Cell) -> tuple[float, int, float]:
-    """The order of leaks. Of leaks that are equal to a tenth of all, those of clients' data come before who is alike."""
+def _strength(cell: Cell) -> tuple[bool, float, int, float]:
+    """The order of leaks: first those that need no colluders but the adversary's own. Of leaks that are equal to a tenth of all, those of
+    clients' data come before who is alike."""
     share, entry = _share_of_all(cell), ATTACKS.find(cell.attack)
     risk = entry.risk if entry is not None else ""
-    return round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
+    return colluders_of(cell) == 0, round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
 
 
 def _share_of_all(cell: Cell) -> float:

@@ -13,7 +13,7 @@ from ...types import Array
 from .audit_words import STATUS, least_comforting
 from .pictures import CUT, new_figure, style, uri
 from .run_files import Audited
-from .run_names import adversary_words
+from .run_names import adversary_words, with_colluders
 
 __all__ = ["attack_matrix", "label_histograms", "leakage"]
 
@@ -35,7 +35,7 @@ def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
             doubtful = cell["status"] == "evidence_doubtful"  # the page states the reason once, beside the checks
             note = "" if doubtful else str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
-            cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(str(cell["adversary"]))})
+            cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(with_colluders(cell))})
         tables.append({"label": f"{audited.column} · {audited.label}", "cells": cells})
     matrices = []
     for start in range(0, len(audits), MOST_COLUMNS):

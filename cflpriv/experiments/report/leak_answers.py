@@ -11,7 +11,7 @@ from ...console import counted
 from .answer import Answer, listed, upper
 from .audit_words import metric_words
 from .run_files import Audited
-from .run_names import adversary_words
+from .run_names import adversary_words, with_colluders
 
 __all__ = ["audit_answer", "leak_sentence", "leaks_in"]
 
@@ -70,8 +70,8 @@ def leaks_in(audited: Audited) -> dict[str, Mapping[str, Any]]:
     named = {verdict["adversary"]: verdict.get("attack") for verdict in audited.verdicts}
     leaks: dict[str, Mapping[str, Any]] = {}
     for cell in audited.cells or ():
-        name = str(cell["adversary"])
-        if cell["status"] == "leaks" and (name not in leaks or leaks[name]["attack"] != named.get(name) == cell["attack"]):
+        adversary, name = str(cell["adversary"]), with_colluders(cell)
+        if cell["status"] == "leaks" and (name not in leaks or leaks[name]["attack"] != named.get(adversary) == cell["attack"]):
             leaks[name] = cell
     return dict(sorted(leaks.items(), key=lambda entry: _sees(entry[0])))
 
