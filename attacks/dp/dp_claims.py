@@ -13,8 +13,8 @@ thresholds are tried (`THRESHOLDS`), fixed by the claim before scores are seen.
 Of each score one threshold uses only on which side of it the score is. The area under the curve uses all ranks: the canaries that are in
 beyond each of several thresholds are added up (`AreaCounts`). Whatever the scores' law is, the sum is stochastically at most that of
 uniform scores out and of scores in whose places have the law `power_at`. So draws from that law give a valid p-value,
-(1 + reached)/(1 + draws). For scores of more than two values the area has most of the error (`AREA`). All tests share the error by Bonferroni's
-inequality, so that a sound mechanism exceeds its price in at most 1 − confidence of audits.
+(1 + reached)/(1 + draws). For scores of more than two values the area has most of the error (`AREA`). All tests share the error by
+Bonferroni's inequality, so that a sound mechanism exceeds its price in at most 1 − confidence of audits.
 
 Assumption: given the coins, the scores of different canaries are independent, as they are where noise is drawn for each coordinate and
 canaries have directions of their own. The bound of `dp_audit.audit_guesses` needs no such assumption, and is weaker.

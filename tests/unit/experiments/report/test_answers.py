@@ -215,6 +215,12 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the attacks that were run cannot read what is sent.")
 
 
+def test_a_leak_that_takes_colluders_is_not_said_of_the_server_alone() -> None:
+    answer = audit_answer(audited(cell("leaks") | {"colluders": 5}, cell("at_baseline", "client"), cell("at_baseline", "released")))
+    assert answer.verdict == "Leaks to the server + 5 clients"
+    assert answer.text.startswith("The server + 5 clients learns")
+
+
 @pytest.mark.parametrize("status", ["inconclusive", "not_validated", "not_attempted"])
 def test_what_is_open_without_helpers_stays_open_beside_a_leak_to_a_server_that_clients_help(status: str) -> None:
     found = audited(cell("leaks", "server+2"), cell(status, "server", "two"), cell("at_baseline", "client"))
