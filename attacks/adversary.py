@@ -32,8 +32,8 @@ from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
 __all__ = [
-    "ADVERSARIES", "RELEASE", "UPDATES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages",
-    "updates_sent", "view_of",
+    "ADVERSARIES", "RELEASE", "UPDATES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to",
+    "released_at_last", "same_messages", "updates_sent", "view_of",
 ]  # fmt: skip
 
 ADVERSARIES: dict[str, str] = {
@@ -235,10 +235,26 @@ def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
     first = [m for m in whole if trained is None or m.index < trained]
     last = [m for m in last if m not in first]
     followed = any(m.index > whole[-1].index and m.operation in DERIVING and m.source == "clients" for m in messages)
-    if final := [m for m in messages if m.operation == RELEASE and _sizes(m) <= {size for sent in whole for size in _sizes(sent)}]:
-        last, followed = [replace(m, operation="compute", context={**whole[-1].context, **m.context}) for m in final], False
+    if final := released_at_last(messages):
+        last, followed = final, False
     marks = {"labels": None, FOLLOWED: followed}
     return tuple(replace(m, clients=(), peers=(), context={**m.context, **marks, INITIAL: m in first}) for m in [*first, *last])
+
+
+def released_at_last(messages: Sequence[Message]) -> list[Message]:
+    """The models that a run ends with as a message of parameters, where the messages have them and are of models of these sizes.
+
+    A single one has the name under which the last one was sent.
+    """
+    final = [m for m in messages if m.operation == RELEASE]
+    sent = [m for m in messages if m.operation == "compute" and m.source == "server" and _sizes(m)]
+    if not final or not sent or not _sizes(final[-1]) <= {size for message in sent for size in _sizes(message)}:
+        return []
+    models = dict(final[-1].payload or {})
+    names = {name for m in sent if m.round == sent[-1].round for name in m.payload or {} if name.partition("/")[0] == "model"}
+    if len(models) == len(names) == 1:
+        models = dict(zip(names, models.values(), strict=True))
+    return [replace(final[-1], operation="compute", context={**sent[-1].context, **final[-1].context}, payload=models)]
 
 
 def _sizes(message: Message) -> set[int]:

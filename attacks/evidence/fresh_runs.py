@@ -19,7 +19,7 @@ from ...experiments.run.run import advance, begin, prepare, secrets_of, start
 from ...privacy.settings import Privacy
 from ...tasks.halves import HALVES
 from ...types import Array, ClientData, Population
-from ..adversary import AdversaryView, relays_to, view_of
+from ..adversary import AdversaryView, relays_to, released_at_last, view_of
 from ..figures.leakage import BUDGETS, Budget, Case, Prior, prior_of, truth_of
 from ..figures.plan import AuditPlan
 from .clipped import compared_rows, engine_for
@@ -200,12 +200,14 @@ def _rows_per_part(config: Config) -> int:
 
 
 def case_of(scene: AuditedRun, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
-    """One adversary on one run. What clients relay to its coalition is in the reference, too."""
+    """One adversary on one run. What clients relay to its coalition is in the reference, too, and so are released models."""
     view = scene.view(adversary)
     relayed = {message.index: message for message in relays_to(scene.twin, view.coalition)}
     reference = scene.reference
     if relayed:
         reference = replace(reference, messages=tuple(relayed.get(message.index, message) for message in reference.messages))
+    if adversary == "released" and scene.rounds is None:
+        reference = replace(reference, messages=(*reference.messages, *released_at_last(scene.twin)))
     rows: dict[int, Array] = {}
     for message in scene.reference.select("gram"):
         if message.payload is not None and "rows" in message.payload:
