@@ -96,7 +96,7 @@ def audit_run(
     people = population or build_population(config.data, data_dir)
     if summary["data_digest"] != population_digest(people):
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
-    messages += release_of_folder(folder, config, people)
+    messages += release_of_folder(folder, config, people, messages, summary["rounds"])
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
     named = attacks or ATTACKS
@@ -268,9 +268,9 @@ def _evidence_of(job: AuditJob) -> _Evidence:
     config = load_config(folder / "config.toml", trust=job.trust)
     if job.device is not None:
         config = config.with_("run", device=job.device, precision="full")
-    _, messages, secrets = _read(folder, config)
+    summary, messages, secrets = _read(folder, config)
     people = build_population(config.data, job.data_dir)
-    messages += release_of_folder(folder, config, people)
+    messages += release_of_folder(folder, config, people, messages, summary["rounds"])
     return _Evidence(folder, config, people, messages, secrets, job.plan, BUDGETS[job.budget], job.data_dir, None)
 
 

@@ -116,7 +116,7 @@ def _again(config: Config, population: Population, rounds: int, name: str = "the
             advance(simulation)
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
-        released = release_of_run(simulation)
+        released = release_of_run(simulation, simulation.federation.transcript.messages, rounds)
     except TrainingDiverged as error:
         raise TrainingDiverged(f"{name} with seed {config.run.seed} diverged: {error}") from None
     finally:

@@ -132,16 +132,22 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
 
 
 def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
-    """What would reduce the leaks, for all attacks that share a remedy together."""
-    by_remedy: dict[str, list[str]] = {}
+    """What would reduce the leaks, for attacks that share a remedy together. An attack with several is named by its figures."""
+    by_remedy: dict[str, list[Cell]] = {}
     for cell in leaks:
         entry = ATTACKS.find(cell.attack)
         words = remedy_of(remedies, cell.attack, cell.metric) or ("" if entry is None else entry.reduces)
         if words:
-            by_remedy.setdefault(words, []).append(cell.attack.replace("_", " "))
+            by_remedy.setdefault(words, []).append(cell)
     if len(by_remedy) == 1:
         return next(iter(by_remedy))
-    return "; ".join(f"{', '.join(dict.fromkeys(attacks))}: {words}" for words, attacks in by_remedy.items())
+    often = Counter(attack for cells in by_remedy.values() for attack in {cell.attack for cell in cells})
+
+    def named(cell: Cell) -> str:
+        attack = cell.attack.replace("_", " ")
+        return attack if often[cell.attack] == 1 else f"{attack} ({metric_words(cell.as_json())})"
+
+    return "; ".join(f"{', '.join(dict.fromkeys(map(named, cells)))}: {words}" for words, cells in by_remedy.items())
 
 
 def _known(cell: Cell) -> str:
@@ -214,7 +220,7 @@ def _share_of_all(cell: Cell) -> float:
     assert cell.value is not None  # a leak has a figure
     assert cell.baseline is not None
     best = 0.0 if cell.lower_is_better else BEST_PSNR_DB if cell.metric.endswith("_psnr_db") else 1.0
-    return 0.0 if best == cell.baseline else (cell.value - cell.baseline) / (best - cell.baseline)
+    return 0.0 if best == cell.baseline else min(1.0, (cell.value - cell.baseline) / (best - cell.baseline))
 
 
 def _counted(cells: Sequence[Cell]) -> str:

@@ -9,6 +9,7 @@ server learns how many own each class, not who.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,4 +53,6 @@ def cells(case: Case, attack: str) -> list[Cell]:
         "read, not inferred: clients declare their classes, and each class is a sum over those; how many samples is not asked; "
         "baseline: the most common label set for everyone"
     )
-    return [cell(case, attack, "label_set_accuracy", *scores, margin=MARGIN, share=True, note=note)]
+    figure = cell(case, attack, "label_set_accuracy", *scores, margin=MARGIN, share=True, note=note)
+    declared = float((scores[0] - scores[1]).mean()) > MARGIN
+    return [replace(figure, exact=True, p=None, status="leaks", note=note) if declared else figure]  # what is declared takes no test

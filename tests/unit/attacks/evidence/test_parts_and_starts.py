@@ -11,7 +11,7 @@ import pytest
 from attack_scenes import case, config, figures_of, population_of, unrelated
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks.adversary import view_of
+from cflpriv.attacks.adversary import recorded_messages, view_of
 from cflpriv.attacks.evidence.released_models import release_of_folder, release_of_run
 from cflpriv.attacks.evidence.sums import models_sent, stated_shares
 from cflpriv.attacks.evidence.trained_by import trained_by
@@ -190,8 +190,9 @@ def test_released_models_are_those_that_the_run_ends_with(algorithm: dict[str, A
     run = start(made, population=population_of(made))
     for _ in range(made.training.rounds):
         advance(run)
-    (release,) = release_of_run(run)
-    messages = [*run.federation.transcript.messages, release]
+    sent = run.federation.transcript.messages
+    (release,) = release_of_run(run, sent, made.training.rounds)
+    messages = [*sent, release]
     final = [vector for message in view_of(messages, "released", {}).messages[-1:] for vector in models_sent_anywhere(message)]
     served = run.algorithm.serve(run.state).params["model"]
     for vector, model in zip(final, served if isinstance(served, list | tuple) else [served], strict=True):
@@ -209,11 +210,13 @@ def test_a_recorded_run_has_its_final_models(tmp_path: Path) -> None:
     made = config({"name": "fedavg"}, data=SMALL, training={"rounds": 1})
     population = population_of(made)
     run_experiment(made, tmp_path / "run", population=population)
-    (release,) = release_of_folder(tmp_path / "run", made, population)
+    sent = recorded_messages(tmp_path / "run")
+    (release,) = release_of_folder(tmp_path / "run", made, population, sent, 1)
+    assert (release.round, release.index) == (1, sent[-1].index + 1)
     exported = exported_model(tmp_path / "run", population=population)
     (vector,) = models_sent_anywhere(release)
     np.testing.assert_array_equal(vector, np.concatenate([value.numpy().ravel() for value in exported.state.values()]))
-    assert release_of_folder(tmp_path, made, population) == []
+    assert release_of_folder(tmp_path, made, population, sent, 1) == []
 
 
 # --- several models in one vector -------------------------------------------------------------------------------------------------------
