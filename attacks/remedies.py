@@ -165,7 +165,11 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
                 accepted[attack] = Accepted(attack, remedy.words, changes)
                 break
         else:
-            accepted[attack] = Accepted(attack, "no setting of this algorithm that the configuration accepts", ())
+            accepted[attack] = Accepted(
+                attack,
+                "no setting of this algorithm that the configuration accepts; another algorithm may take privacy noise ([privacy])",
+                (),
+            )
     return accepted | {figure: Accepted(figure, f"no setting: {why}", ()) for figure, why in WITHOUT.items()}
 
 

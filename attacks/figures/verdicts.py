@@ -12,23 +12,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...console import counted
-from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
+from ...experiments.report.audit_words import CONDITIONAL, STATUS, metric_words, remedy_of, share_learned
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
 __all__ = ["Verdict", "audit_text", "colluders_of", "risk_words", "risks_of", "verdicts_of"]
 
-BEST_PSNR_DB = 40.0
-"""An image with so many decibels looks like the original."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
 BY_WEIGHT = ("singling out", "inference", "linkability")
 """The risks, the heaviest first: data of one client, what follows from data, and who is alike."""
-CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
-"""Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
 COLLUDING = ("sybil_span",)
 """Attacks whose known clients are colluders, drawn among the honest clients of a run."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
@@ -204,23 +200,9 @@ def _beside(cell: Cell) -> str:
 def _strength(cell: Cell) -> tuple[bool, float, int, float]:
     """The order of leaks: first those that need no colluders but the adversary's own. Of leaks that are equal to a tenth of all, those of
     clients' data come before who is alike."""
-    share, entry = _share_of_all(cell), ATTACKS.find(cell.attack)
+    share, entry = share_learned(cell.as_json()), ATTACKS.find(cell.attack)
     risk = entry.risk if entry is not None else ""
     return colluders_of(cell) == 0, round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
-
-
-def _share_of_all(cell: Cell) -> float:
-    """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
-    if cell.metric.endswith("_epsilon"):
-        return 2.0
-    if cell.metric in CONDITIONAL:
-        return 0.0
-    if cell.exact:
-        return 1.0
-    assert cell.value is not None  # a leak has a figure
-    assert cell.baseline is not None
-    best = 0.0 if cell.lower_is_better else BEST_PSNR_DB if cell.metric.endswith("_psnr_db") else 1.0
-    return 0.0 if best == cell.baseline else min(1.0, (cell.value - cell.baseline) / (best - cell.baseline))
 
 
 def _counted(cells: Sequence[Cell]) -> str:
