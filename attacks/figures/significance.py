@@ -113,11 +113,11 @@ def chance(score: Array, beside: Array, margin: float) -> float:
 
 
 def chance_of_count(right: Array, beside: Array, margin: float) -> float:
-    """How probable so many `right` guesses (n,) of 0 and 1 are, where each is right as seldom as those `beside` (n,), by the margin.
+    """How probable so many `right` guesses (n,) of 0 and 1 are, if their mean probability is that of the guesses `beside` plus the margin.
 
-    A binomial tail: of independent guesses with these mean probability no others are right so often more frequently (Hoeffding 1956). For
-    guesses `beside` that are the same whatever the view is. Where all are right a sign test, which asks for those alone that differ, is far
-    more cautious. 1 for fewer than 3 guesses.
+    A binomial tail: independent guesses with unequal probabilities of this mean reach the number less often (Hoeffding 1956). The guesses
+    `beside` must not depend on the view. Where all guesses are right, a sign test has far less power: it asks for differing guesses alone.
+    1 for fewer than 3 guesses.
     """
     if len(right) < FEWEST_SCORES or not float(right.mean() - beside.mean()) > margin:
         return 1.0
