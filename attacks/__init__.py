@@ -270,6 +270,14 @@ for _name, _attack in {
         risk="singling out",
         limits="At most 20 samples (4 for the optimisation) in one batch and 10 steps. Larger batches are not shown to be safe.",
     ),
+    "prototype_inversion": Attack(
+        "mean images of a client's classes from prototypes (FedProto), and those of all owners of a class from their mean",
+        _Cells("inversion.prototype_inversion"),
+        learns="what clients' samples of each class look like on average",
+        reduces="an algorithm whose clients send no mean features",
+        risk="singling out",
+        limits="The first prototypes are read. Single samples only of classes with one sample.",
+    ),
     "exact_zeros": Attack(
         "words, or inputs of a first layer, that only one client has, and samples with others: from exact zeros of sums",
         _Cells("inversion.exact_zeros"),

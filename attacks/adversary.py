@@ -6,7 +6,7 @@ active-server     a server that may deviate from the protocol. The server of a r
                   server's. Attacks that craft messages need a run in which such messages were sent
 key-holder        what reaches the party that holds the key of a Gram, if the run has one
 client            what one client sends, receives and knows: the first one whose secrets were written, else who was sent models most often
-released          the models that clients were sent last, and nothing else: whoever gets what the run was made for
+released          the models that the run ends with, or else those that clients were sent last: whoever gets what the run was made for
 outsider          parties, times and sizes of messages; no payloads, and no grouping of clients inside one message
 """
 
@@ -32,8 +32,8 @@ from ..protocols.orthonormal import TRANSFORMS, Transform, transform
 from ..types import Array
 
 __all__ = [
-    "ADVERSARIES", "UPDATES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to", "same_messages",
-    "updates_sent", "view_of",
+    "ADVERSARIES", "RELEASE", "UPDATES", "AdversaryView", "hidden_by", "load_view", "opened_rows", "parts_in", "relays_to",
+    "released_at_last", "same_messages", "updates_sent", "view_of",
 ]  # fmt: skip
 
 ADVERSARIES: dict[str, str] = {
@@ -42,7 +42,7 @@ ADVERSARIES: dict[str, str] = {
     "active-server": "a server that may lie; on the transcript of an honest run it sees what `server` sees",
     "key-holder": "the party that holds the key of an encrypted Gram",
     "client": "one client: its own messages and secrets",
-    "released": "whoever gets the models that clients are sent last, and no other message",
+    "released": "whoever gets the models that the run ends with, and no other message",
     "outsider": "reads no payload: parties, times and sizes",
 }
 
@@ -94,6 +94,8 @@ def same_messages(a: AdversaryView, b: AdversaryView) -> bool:
 
 DERIVING = ("mean", "relay", "fold", "product")
 """Operations that give models. What is sent before the first of them depends on public settings alone."""
+RELEASE = "release"
+"""The operation of a message that only who gets the released models has: the models that the run ends with (`evidence.released_models`)."""
 INITIAL, FOLLOWED = "initial", "followed"
 """The keys of a released model's context that say whether it is an initial one, and whether clients trained after the last one."""
 UPDATES = ("update", "step", "movement", "direction", "contribution")
@@ -206,7 +208,7 @@ def view_of(
         )
     party = {"key-holder": "key-holder", "client": None}.get(adversary, "server")
     seen = []
-    for message in messages:
+    for message in (message for message in messages if message.operation != RELEASE):
         whole = party is not None and (party in (message.source, message.target) or (party == "server" and message.operation == "relay"))
         if whole and party in message.readers:
             seen.append(message)
@@ -220,21 +222,44 @@ def view_of(
 
 
 def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The models that clients were sent last, without whom, after the initial ones, which are public.
+    """The models that the run ends with, without whom, after the initial ones, which are public.
 
-    Raises `InputError` where none are in the clear.
+    Those that clients were sent last stand for models that the record does not have. Raises `InputError` where none are in the clear.
     """
     sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
     whole = [m for m in sent if any(name.partition("/")[0] == "model" for name in m.payload or {})]
-    last = [m for m in whole if m.round == whole[-1].round]
-    if not last:
+    if not whole:
         raise InputError("--adversary released: no model that the server sends is in this record in the clear")
+    last = [m for m in whole if m.round == whole[-1].round]
     trained = next((m.index for m in messages if m.operation in DERIVING and m.source == "clients"), None)
     first = [m for m in whole if trained is None or m.index < trained]
     last = [m for m in last if m not in first]
     followed = any(m.index > whole[-1].index and m.operation in DERIVING and m.source == "clients" for m in messages)
+    if final := released_at_last(messages):
+        last, followed = final, False
     marks = {"labels": None, FOLLOWED: followed}
     return tuple(replace(m, clients=(), peers=(), context={**m.context, **marks, INITIAL: m in first}) for m in [*first, *last])
+
+
+def released_at_last(messages: Sequence[Message]) -> list[Message]:
+    """The models that a run ends with as a message of parameters, where the messages have them and are of models of these sizes.
+
+    A single one has the name under which the last one was sent.
+    """
+    final = [m for m in messages if m.operation == RELEASE]
+    sent = [m for m in messages if m.operation == "compute" and m.source == "server" and _sizes(m)]
+    if not final or not sent or not _sizes(final[-1]) <= {size for message in sent for size in _sizes(message)}:
+        return []
+    models = dict(final[-1].payload or {})
+    names = {name for m in sent if m.round == sent[-1].round for name in m.payload or {} if name.partition("/")[0] == "model"}
+    if len(models) == len(names) == 1:
+        models = dict(zip(names, models.values(), strict=True))
+    return [replace(final[-1], operation="compute", context={**sent[-1].context, **final[-1].context}, payload=models)]
+
+
+def _sizes(message: Message) -> set[int]:
+    """The numbers of parameters of the models in a message."""
+    return {vector.size for name, vector in (message.payload or {}).items() if name.partition("/")[0] == "model"}
 
 
 def relays_to(messages: Sequence[Message], coalition: Sequence[int]) -> list[Message]:

@@ -18,6 +18,8 @@ READS = {
     ("compute", "model"): "models sent",
     ("compute", "anchor"): "models sent",
     ("compute", "labels"): "cluster labels",
+    ("compute", "control"): "control variates",
+    ("compute", "prototypes"): "prototypes",
     ("gram", "rows"): "compared vectors",
     ("gram", "labels"): "cluster labels",
     ("gram", "products"): "decrypted products",

@@ -40,6 +40,7 @@ from . import ATTACKS
 from .adversary import read_secrets, recorded_messages, view_of
 from .evidence.fresh_runs import AuditedRun, case_of, fresh_scene, is_open, recorded_scene, reseeded
 from .evidence.local_training import NotRecorded
+from .evidence.released_models import release_of_folder
 from .figures.about import about_audit, extent, left_out
 from .figures.coverage import less_sure, passed_over
 from .figures.exposed import exposed_samples
@@ -95,6 +96,7 @@ def audit_run(
     people = population or build_population(config.data, data_dir)
     if summary["data_digest"] != population_digest(people):
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
+    messages += release_of_folder(folder, config, people, messages, summary["rounds"])
     limits = BUDGETS[budget]
     plan = _plan(config, summary, people, limits)
     named = attacks or ATTACKS
@@ -266,8 +268,9 @@ def _evidence_of(job: AuditJob) -> _Evidence:
     config = load_config(folder / "config.toml", trust=job.trust)
     if job.device is not None:
         config = config.with_("run", device=job.device, precision="full")
-    _, messages, secrets = _read(folder, config)
+    summary, messages, secrets = _read(folder, config)
     people = build_population(config.data, job.data_dir)
+    messages += release_of_folder(folder, config, people, messages, summary["rounds"])
     return _Evidence(folder, config, people, messages, secrets, job.plan, BUDGETS[job.budget], job.data_dir, None)
 
 

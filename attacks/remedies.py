@@ -27,12 +27,13 @@ __all__ = [
 class Remedy:
     """A remedy in words, and what it sets, as `--set` takes it.
 
-    One of the keys that it `needs` must be new: the others alone help nobody.
+    One of the keys that it `needs` must be new: the others alone help nobody. It helps under the algorithms in `only`; none: under all.
     """
 
     words: str
     changes: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 _SUMS = Remedy(
@@ -47,6 +48,7 @@ _OBLIVIOUS = Remedy(
 _ENCRYPTED = Remedy("encrypted comparison that releases labels only", ('protection.gram=["ckks"]',))
 _TRANSFORMED = Remedy("comparison under a shared rotation, as long as no client helps the server", ('protection.gram=["haar"]',))
 _STEADY = Remedy("cohorts that do not change", ('training.sampling="fixed_cohorts"',))
+_EQUAL_STEPS = Remedy("as many steps for every client, of all samples at once", ("training.batch_size=0",), only=("scaffold",))
 _SAMPLE = Remedy(
     "privacy noise for single samples",
     ('privacy.unit="sample"', "privacy.epsilon=8.0", "privacy.delta=1e-5", "privacy.samples=SAMPLES", 'training.weights="equal"'),
@@ -73,9 +75,11 @@ CANDIDATES: dict[str, tuple[Remedy, ...]] = {
     "influence": _NOISE,
     "likeness": (_HIDDEN_ROWS, _OBLIVIOUS, _CLIENT, _LESS),
     "cluster_identity": (_OBLIVIOUS,),
-    "disaggregation": (_STEADY, *_NOISE),
+    "disaggregation": (_EQUAL_STEPS, _STEADY, *_NOISE),
     "label_inference": _OF_UPDATES,
     "gradient_inversion": _OF_UPDATES,
+    "prototype_inversion": (_OBLIVIOUS, _CLIENT),
+    "prototype_inversion/aggregate_class_image_psnr_db": (_CLIENT,),
     "update_norms": _OF_UPDATES,
     "reported_scores": _NOISE,
     "exact_zeros": (_STEADY, *_NOISE),
@@ -121,6 +125,8 @@ def changed_config(path: Path, remedy: Remedy, config: Config, population: Popul
     """The configuration in a file with a remedy; None where it is refused, or is as the run was."""
     if config.privacy.unit != "none" and any(change.startswith("privacy.unit") for change in remedy.changes):
         return None  # a budget of its own, which may be larger
+    if remedy.only and config.spec.name not in remedy.only:
+        return None
     samples = min(client.samples for client in population.clients)
     changes = [
         change.replace("SAMPLES", str(samples)).replace("HALF", f"{config.privacy.epsilon / 2:g}") for change in remedy.changes
@@ -159,7 +165,11 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
                 accepted[attack] = Accepted(attack, remedy.words, changes)
                 break
         else:
-            accepted[attack] = Accepted(attack, "no setting of this algorithm that the configuration accepts", ())
+            accepted[attack] = Accepted(
+                attack,
+                "no setting of this algorithm that the configuration accepts; another algorithm may take privacy noise ([privacy])",
+                (),
+            )
     return accepted | {figure: Accepted(figure, f"no setting: {why}", ()) for figure, why in WITHOUT.items()}
 
 

@@ -28,6 +28,7 @@ from ...protocols.secagg.vectors import largest_levels
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..figures.leakage import Case, Prior
+from .control_sums import sums_by_steps
 from .linear_evidence import equations, partial_sums_of
 from .local_training import trainings_in
 from .sums import CohortSum, means_in, sums_in
@@ -40,12 +41,14 @@ EXACT = 1e-12
 
 def known_sums(case: Case, view: AdversaryView) -> list[CohortSum]:
     """The sums over named clients in a view of the case, without the coalition's part (`sums_of_others`)."""
-    return sums_of_others(case, [deviating(sum_, view, case.prior) for sum_ in sums_in(view, cohorts_of(case, view))])
+    sums = [deviating(sum_, view, case.prior) for sum_ in sums_in(view, cohorts_of(case, view))]
+    return sums_of_others(case, sums_by_steps(sums, view, case.prior))
 
 
 def known_means(case: Case, view: AdversaryView, dimension: int) -> list[CohortSum]:
     """The mean updates (dimension,) in a view of the case, without the coalition's part."""
-    return sums_of_others(case, [deviating(mean, view, case.prior) for mean in means_in(view, dimension, cohorts_of(case, view))])
+    means = [deviating(mean, view, case.prior) for mean in means_in(view, dimension, cohorts_of(case, view))]
+    return sums_of_others(case, sums_by_steps(means, view, case.prior))
 
 
 def cohorts_of(case: Case, view: AdversaryView) -> Mapping[tuple[int, int], tuple[int, ...]]:
@@ -123,7 +126,7 @@ def _parts(case: Case, sums: Sequence[CohortSum]) -> list[CohortSum]:
     totals = np.stack([sum_.mean * sum(row.values()) for sum_, row in zip(sums, rows, strict=True) if sum_.mean is not None])
     deviations = [max(sum_.deviation, EXACT) * sum(row.values()) for sum_, row in zip(sums, rows, strict=True)]
     parts = partial_sums_of(*equations(rows, deviations).less(updates, totals))
-    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation) for part in parts]
+    return [replace(first, members=tuple(sorted(part.terms)), mean=part.value, deviation=part.deviation, stated=None) for part in parts]
 
 
 def trained_again(case: Case, clients: Sequence[int], sum_: CohortSum) -> dict[int, Array] | None:

@@ -19,10 +19,11 @@ from ...experiments.run.run import advance, begin, prepare, secrets_of, start
 from ...privacy.settings import Privacy
 from ...tasks.halves import HALVES
 from ...types import Array, ClientData, Population
-from ..adversary import AdversaryView, relays_to, view_of
+from ..adversary import AdversaryView, relays_to, released_at_last, view_of
 from ..figures.leakage import BUDGETS, Budget, Case, Prior, prior_of, truth_of
 from ..figures.plan import AuditPlan
 from .clipped import compared_rows, engine_for
+from .released_models import release_of_run
 
 __all__ = ["AuditedRun", "case_of", "fresh_scene", "is_open", "protection_name", "recorded_scene", "reseeded", "simulator"]
 
@@ -115,11 +116,12 @@ def _again(config: Config, population: Population, rounds: int, name: str = "the
             advance(simulation)
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
+        released = release_of_run(simulation, simulation.federation.transcript.messages, rounds)
     except TrainingDiverged as error:
         raise TrainingDiverged(f"{name} with seed {config.run.seed} diverged: {error}") from None
     finally:
         simulation.simulated.engine.close()
-    return simulation.federation.transcript.messages, secrets_of(simulation)
+    return [*simulation.federation.transcript.messages, *released], secrets_of(simulation)
 
 
 def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, str]]:
@@ -198,12 +200,14 @@ def _rows_per_part(config: Config) -> int:
 
 
 def case_of(scene: AuditedRun, adversary: str, budget: Budget = BUDGETS["standard"]) -> Case:
-    """One adversary on one run. What clients relay to its coalition is in the reference, too."""
+    """One adversary on one run. What clients relay to its coalition is in the reference, too, and so are released models."""
     view = scene.view(adversary)
     relayed = {message.index: message for message in relays_to(scene.twin, view.coalition)}
     reference = scene.reference
     if relayed:
         reference = replace(reference, messages=tuple(relayed.get(message.index, message) for message in reference.messages))
+    if adversary == "released" and scene.rounds is None:
+        reference = replace(reference, messages=(*reference.messages, *released_at_last(scene.twin)))
     rows: dict[int, Array] = {}
     for message in scene.reference.select("gram"):
         if message.payload is not None and "rows" in message.payload:

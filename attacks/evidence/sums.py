@@ -32,12 +32,24 @@ from ..adversary import INITIAL, AdversaryView, opened_rows
 from .local_training import LocalTraining, training_of
 from .opened_sums import opened_sums, rows_of
 
-__all__ = ["CohortSum", "Sizes", "means_in", "means_of_parts_in", "models_sent", "oblivious_sizes", "sums_in"]
+__all__ = [
+    "CohortSum",
+    "Sizes",
+    "means_in",
+    "means_of_parts_in",
+    "models_sent",
+    "oblivious_sizes",
+    "packed_models",
+    "stated_shares",
+    "sums_in",
+]
 
 BUCKET = "bucket mean"
 SUMS = ("update", "blind update", "secagg Masked", "helped Upload", BUCKET)
 TERMS, INVITE = "secagg Adverts", "helped Invite"
 """The messages with the terms of a sum."""
+SAME = 1e-3
+"""Up to so much label shares differ from 1 in sum, since they travel as floats."""
 SURVIVORS = "secagg Unmask"
 """The last message of a secure sum to its members: who is in it."""
 
@@ -50,7 +62,8 @@ class CohortSum:
     without the pull to an anchor, as far as the transcript says. `until` is the round in which the next model
     was sent; whoever does not see sums, only models, cannot tell how many there were since `round`, unless that is the round before.
     `deviation` is the standard deviation of a coordinate of the mean, as far as it was computed (`coalition`). `part`: only the parameters
-    from this place on are known; the mean has zeros before, and `start` the initial parameters.
+    from this place on are known; the mean has zeros before, and `start` the initial parameters. `stated` are the members' label shares
+    (classes,), where sums of weights by label stand behind several models.
     """
 
     round: int
@@ -62,6 +75,7 @@ class CohortSum:
     local: LocalTraining | None = None
     deviation: float = 0.0
     part: int = 0
+    stated: Array | None = None
 
     def sums(self, view: AdversaryView) -> int:
         """How many rounds' means add up to the mean, as far as the view tells: a server sees each by itself."""
@@ -107,9 +121,44 @@ def sums_in(view: AdversaryView, cohorts: Cohorts | None = None) -> list[CohortS
 def means_in(view: AdversaryView, dimension: int, cohorts: Cohorts | None = None) -> list[CohortSum]:
     """The mean updates (dimension,) of clusters that two models tell, whether or not it is known who is in them.
 
-    `cohorts` as in `sums_in`.
+    Of several models behind each other (FedRC) the mean of each. `cohorts` as in `sums_in`.
     """
-    return [sum_ for sum_ in _sums(view, cohorts) if sum_.mean is not None and sum_.mean.shape == (dimension,) and sum_.mean.any()]
+    means = (mean for sum_ in _sums(view, cohorts) for mean in _of_dimension(sum_, dimension))
+    return [mean for mean in means if mean.mean is not None and mean.mean.any()]
+
+
+def _of_dimension(sum_: CohortSum, dimension: int) -> list[CohortSum]:
+    """A sum as sums of models (dimension,); none where it is of other vectors."""
+    if sum_.mean is None or sum_.start is None or sum_.mean.ndim != 1:
+        return []
+    if len(sum_.mean) == dimension:
+        return [sum_]
+    classes = 0 if sum_.local is None else sum_.local.train.model.classes
+    moved, start = (vector[: packed_models(len(sum_.mean), dimension, classes) * dimension] for vector in (sum_.mean, sum_.start))
+    stated = stated_shares(sum_.start + sum_.mean, dimension, classes)
+    return [
+        replace(sum_, mean=own, start=begun, label=label, stated=stated)
+        for label, (own, begun) in enumerate(zip(moved.reshape(-1, dimension), start.reshape(-1, dimension), strict=True))
+    ]
+
+
+def packed_models(size: int, dimension: int, classes: int) -> int:
+    """How many models stand behind each other in a row of this `size`, before as many numbers a label for each; 0 if they do not fit."""
+    return size // (dimension + classes) if classes and size > dimension and size % (dimension + classes) == 0 else 0
+
+
+def stated_shares(row: Array, dimension: int, classes: int) -> Array | None:
+    """Label shares (classes,) in a row of several models and sums of weights by label, of a client or as the mean of several.
+
+    The weights of one sample add up to 1 over models, so the sums over models are label shares. None for rows of another form, whose sums
+    are no shares.
+    """
+    if not (count := packed_models(len(row), dimension, classes)):
+        return None
+    shares = row[count * dimension :].reshape(count, classes).sum(axis=0)
+    if shares.min() <= -SAME or abs(float(shares.sum()) - 1) >= SAME:
+        return None
+    return np.asarray(np.maximum(shares, 0.0) / np.maximum(shares, 0.0).sum())
 
 
 def means_of_parts_in(view: AdversaryView, initial: Array, cohorts: Cohorts | None = None) -> list[CohortSum]:

@@ -33,10 +33,10 @@ from ...tasks.training import Start
 from ...types import Array
 from ..adversary import UPDATES, AdversaryView, hidden_by, opened_rows, parts_in, updates_sent
 from .local_training import LocalTraining, training_in
-from .sums import models_sent
+from .sums import models_sent, packed_models, stated_shares
 
 __all__ = [
-    "OWN", "Declared", "Trained", "declared_by", "label_shares_sent", "models_of_round", "own_initial_model", "packed_models", "trained_in",
+    "OWN", "Declared", "Trained", "declared_by", "label_shares_sent", "models_of_round", "own_initial_model", "trained_in",
 ]  # fmt: skip
 
 COMPARED = ("update", "rows")
@@ -132,11 +132,6 @@ def _of_weighted(row: Array, models: Sequence[Array]) -> Array | None:
     return best if float(np.linalg.norm(each - best, axis=1).max()) <= SAME * moved else None
 
 
-def packed_models(size: int, dimension: int, classes: int) -> int:
-    """How many models stand behind each other in a row of this `size`, before as many numbers a label for each; 0 if they do not fit."""
-    return size // (dimension + classes) if classes and size > dimension and size % (dimension + classes) == 0 else 0
-
-
 def _of_packed(client: int, row: Array, dimension: int, count: int) -> list[Trained]:
     """The movements of several models at once; the last is of the model that moved most."""
     moved = row[: count * dimension].reshape(count, dimension)
@@ -145,11 +140,7 @@ def _of_packed(client: int, row: Array, dimension: int, count: int) -> list[Trai
 
 
 def label_shares_sent(view: AdversaryView, dimension: int, classes: int) -> dict[int, Array]:
-    """Label shares (classes,) of clients that send sums of weights by label behind several models: what they sent plus what they were sent.
-
-    The weights of one sample add up to 1 over models, so the sums over models are the client's label shares. Rows whose sums are not shares
-    are of another form, and are left out.
-    """
+    """Label shares (classes,) of clients that send sums of weights by label behind several models (`stated_shares`)."""
     shares: dict[int, Array] = {}
     sent: Array | None = None
     for message in view.messages:
@@ -158,18 +149,12 @@ def label_shares_sent(view: AdversaryView, dimension: int, classes: int) -> dict
         if sent is None or message.operation != "mean" or message.kind not in ("update", "blind update") or message.payload is None:
             continue
         rows = updates_sent(view, message)
-        count = packed_models(len(sent), dimension, classes)
-        if (
-            rows is None
-            or not count
-            or rows.shape[1:] != sent.shape
-            or ("transform" in message.context and "blind" in parts_in(view, message))
-        ):
+        is_blind = "transform" in message.context and "blind" in parts_in(view, message)
+        if rows is None or rows.shape[1:] != sent.shape or is_blind:
             continue
         for client, row in zip(payload_rows(message), rows + sent, strict=False):
-            of_client = row[count * dimension :].reshape(count, classes).sum(axis=0)
-            if of_client.min() > -SAME and abs(float(of_client.sum()) - 1) < SAME:
-                shares.setdefault(client, np.maximum(of_client, 0.0) / np.maximum(of_client, 0.0).sum())
+            if (of_client := stated_shares(row, dimension, classes)) is not None:
+                shares.setdefault(client, of_client)
     return shares
 
 

@@ -41,7 +41,8 @@ class ClientStep:
     change of it. `local` is the training that it was asked for, None where the transcript does not say. `known` (d,) is that part of the
     update which follows from these, see `less_known`. `deviation` is the standard deviation of a coordinate of an update that was solved
     from sums, 0 for one that was read. `part`: the parameters from this place on are known, those before are those of the initial model.
-    `chain` are the (round, clients) of the trainings whose mean updates add up to this one, where there are several.
+    `chain` are the (round, clients) of the trainings whose mean updates add up to this one, where there are several. `stated` are the
+    members' label shares (classes,), where they come beside the update.
     """
 
     start: Array
@@ -54,6 +55,7 @@ class ClientStep:
     deviation: float = 0.0
     part: int = 0
     chain: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    stated: Array | None = None
 
     @property
     def trainings(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -371,7 +373,8 @@ def step_of(mean: CohortSum) -> ClientStep:
     assert mean.start is not None  # there is a mean
     assert mean.mean is not None
     return ClientStep(
-        mean.start, mean.mean, mean.members, mean.round, local=mean.local, deviation=mean.deviation, part=mean.part
+        mean.start, mean.mean, mean.members, mean.round, local=mean.local, deviation=mean.deviation, part=mean.part,
+        stated=mean.stated,
     )  # fmt: skip
 
 

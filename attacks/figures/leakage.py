@@ -43,10 +43,12 @@ from .payloads import depends_on_data
 from .significance import (
     FEWEST_COUNTS,
     FEWEST_SCORES,
+    LEAST_SHOWN,
     RATE,
     SHARES,
     CellStatus,
     chance,
+    chance_of_count,
     chance_of_matching,
     confidence_interval,
     interval,
@@ -333,7 +335,8 @@ def cell(
         attack, case.view.adversary, case.protection, metric, float(observed.mean()), low, high,
         baseline=float(blank.mean()), reference=float(reference.mean()), status=status,
         k_known=len(case.view.coalition) if k_known is None else k_known, seeds=(case.seed,), note=note, margin=margin,
-        lower_is_better=lower_is_better, reference_baseline=float(reference_blank.mean()), counted=counted, p=p, power=shown,
+        lower_is_better=lower_is_better, reference_baseline=float(reference_blank.mean()), counted=counted, power=shown,
+        p=None if p is None else max(p, LEAST_SHOWN),
         gain_high=confidence_interval(sign * (observed - blank))[1] if len(observed) >= FEWEST_SCORES else None,
     )  # fmt: skip
 
@@ -430,15 +433,15 @@ def chance_of_names(
 ) -> float:  # fmt: skip
     """How probable it is that label sets (n,), all named together, are right by the margin more often than the guesses right `beside` (n,).
 
-    The largest p counts: of a test over clients; under a random renaming of all labels, since one lucky name makes all clients of a group
-    right together; and of the same sets dealt to the clients at random, since which sets occur says nothing about who has which.
+    The largest p counts: of their number (`chance_of_count`); under a random renaming of all labels, since one lucky name makes all clients
+    of a group right together; and of the same sets dealt to the clients at random, since which sets occur says nothing about who has which.
     """
     sets, real = (np.array([[label in labels for label in range(classes)] for labels in label_sets]) for label_sets in (guessed, truth))
     rng, right = stream(seed, "labels renamed"), (sets == real).all(axis=1)
     again = sum(int((sets == real[:, rng.permutation(classes)]).all(axis=1).sum()) >= right.sum() for _ in range(times))
     errors = (sets[:, None] != real[None]).any(axis=2).astype(np.float64)
     dealt = chance_of_matching(errors, stream(seed, "label sets dealt again"))
-    return max(float((1 + again) / (1 + times)), dealt, chance(right.astype(np.float64), beside, margin))
+    return max(float((1 + again) / (1 + times)), dealt, chance_of_count(right.astype(np.float64), beside, margin))
 
 
 def label_sets_of(labels: Iterable[int], size: int) -> list[frozenset[int]]:

@@ -48,7 +48,9 @@ _UPDATES = (
 _ALIKE = ("likeness",)
 _ROWS = ("signature_inversion", "gram_geometry", "sybil_span", "anchor_counts", "fold_release", "property_inference")
 ENTRIES: tuple[PayloadPart, ...] = (
-    PayloadPart("mean", "secagg Masked|helped Upload", "bytes", "data", (*_MODELS, *_UPDATES)),  # of these the server opens the sum
+    PayloadPart(
+        "mean", "secagg Masked|helped Upload", "bytes", "data", (*_MODELS, *_UPDATES, "prototype_inversion")
+    ),  # sums that the server opens
     PayloadPart("mean", "bucket mean", "update|step|movement|direction|contribution", "data", (*_MODELS, *_UPDATES)),
     PayloadPart("mean", "bucket mean", ".*", "data"),
     PayloadPart(".*", ".*", "bytes", "sealed"),
@@ -58,10 +60,12 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("compute", "parameters", "anchor", "data", _MODELS),
     PayloadPart("compute", "parameters", "start|summed|label|clients|counted", "public"),
     PayloadPart("compute", "parameters", "labels", "data", ("cluster_identity",)),
-    PayloadPart("compute", "parameters", "prototypes|control|centre|moves|placed", "data"),
+    PayloadPart("compute", "parameters", "prototypes", "data", ("prototype_inversion",)),
+    PayloadPart("compute", "parameters", "control", "data", ("label_inference", "disaggregation")),
+    PayloadPart("compute", "parameters", "centre|moves|placed", "data"),
     PayloadPart("mean", "update", "update|step|movement|direction|contribution|blocks|global|steps|shared", "data", _UPDATES + _ALIKE),
-    PayloadPart("mean", "update", "prototype", "data", _ALIKE, leaves="mean features of classes"),
-    PayloadPart("mean", "update", "control", "data", _ALIKE),
+    PayloadPart("mean", "update", "prototype", "data", ("prototype_inversion", *_ALIKE)),
+    PayloadPart("mean", "update", "control", "data", _UPDATES + _ALIKE),  # a function of the update, which comes with it
     PayloadPart("mean", "blind update", "blind", "data", ("key_recovery", "gram_updates", "update_norms", "disaggregation", *_ALIKE)),
     PayloadPart("mean", ".*", "weights|weight|count", "data", ("update_norms",), whole=True),
     PayloadPart("gram", "result", "labels|k", "data", ("cluster_identity",)),
@@ -76,7 +80,11 @@ ENTRIES: tuple[PayloadPart, ...] = (
     PayloadPart("gather", ".*", "correct|count|loss|errors", "data", _ALIKE, leaves="numbers of test samples"),
     PayloadPart("relay", "request", "wanted", "data", _ALIKE),
     PayloadPart(
-        "relay", ".*", "own|update|model", "data", ("label_inference", "membership", "source_inference", "property_inference", *_ALIKE)
+        "relay",
+        ".*",
+        "own|update|model",
+        "data",
+        ("label_inference", "gradient_inversion", "membership", "source_inference", "property_inference", *_ALIKE),
     ),
     PayloadPart("fold|product", "arguments", "fold|product|times", "data"),
     PayloadPart("fold|product", "blind result", "blind", "data", _ALIKE),

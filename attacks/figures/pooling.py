@@ -12,6 +12,7 @@ from .significance import (
     ENOUGH,
     FEWEST_COUNTS,
     FEWEST_SCORES,
+    LEAST_SHOWN,
     RATE,
     CellStatus,
     confidence_interval,
@@ -154,7 +155,7 @@ def _leak_chance(seen: Sequence[Cell], recorded: bool) -> float:
     elif alone:
         chances = [1.0 if cell.p is None or cell.status == "not_validated" else cell.p for cell in seen]
         ps += [8 * len(chances) * min(chances), 8 * _fisher(chances), *([2 * chances[0]] if recorded else [])]
-    return min(ps)
+    return max(min(ps), LEAST_SHOWN)
 
 
 def _fisher(chances: Sequence[float]) -> float:

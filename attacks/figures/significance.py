@@ -10,9 +10,9 @@ from scipy import stats
 from ...types import Array
 
 __all__ = [
-    "ENOUGH", "CellStatus", "chance", "chance_of_draws", "chance_of_matching", "chance_of_orders", "chance_of_reading",
-    "chance_of_renaming", "confidence_interval", "interval", "is_count", "judge", "orders", "p_words", "power", "proportion_interval",
-    "t_chance", "t_power", "vary",
+    "ENOUGH", "LEAST_SHOWN", "CellStatus", "chance", "chance_of_count", "chance_of_draws", "chance_of_matching", "chance_of_orders",
+    "chance_of_reading", "chance_of_renaming", "confidence_interval", "interval", "is_count", "judge", "orders", "p_words", "power",
+    "proportion_interval", "t_chance", "t_power", "vary",
 ]  # fmt: skip
 
 FEWEST_SCORES = 3
@@ -30,7 +30,7 @@ ROUNDED = 1e-9
 FEWEST_COUNTS = 6
 """Fewer scores of 0 and 1 that all succeed where the baseline fails are as probable by chance as `RATE` allows: 2⁻⁵ is .031."""
 LEAST_SHOWN = 1e-4
-"""Smaller p are not printed: no test here holds so exactly in the tails, whatever its formula gives."""
+"""No figure has a smaller p: no test here holds so exactly in the tails, whatever its formula gives."""
 SHARES = ("_accuracy", "_exact", "_auc", "_tpr")
 RANGES = {
     **dict.fromkeys((*SHARES, "_share", "_precision", "words_in_place"), (0.0, 1.0)),
@@ -110,6 +110,18 @@ def chance(score: Array, beside: Array, margin: float) -> float:
     if wins + losses == 0 or not gain.mean() > margin:
         return 1.0
     return float(stats.binomtest(wins, wins + losses, alternative="greater").pvalue)
+
+
+def chance_of_count(right: Array, beside: Array, margin: float) -> float:
+    """How probable so many `right` guesses (n,) of 0 and 1 are, if their mean probability is that of the guesses `beside` plus the margin.
+
+    A binomial tail: independent guesses with unequal probabilities of this mean reach the number less often (Hoeffding 1956). The guesses
+    `beside` must not depend on the view. Where all guesses are right, a sign test has far less power: it asks for differing guesses alone.
+    1 for fewer than 3 guesses.
+    """
+    if len(right) < FEWEST_SCORES or not float(right.mean() - beside.mean()) > margin:
+        return 1.0
+    return float(stats.binom.sf(float(right.sum()) - 1, len(right), min(1.0, float(beside.mean()) + margin)))
 
 
 def t_power(mean: float, spread: float, n: int, margin: float, rate: float) -> float:

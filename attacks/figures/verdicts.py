@@ -12,23 +12,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...console import counted
-from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
+from ...experiments.report.audit_words import CONDITIONAL, STATUS, metric_words, remedy_of, share_learned
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
 
-__all__ = ["Verdict", "audit_text", "risk_words", "risks_of", "verdicts_of"]
+__all__ = ["Verdict", "audit_text", "colluders_of", "risk_words", "risks_of", "verdicts_of"]
 
-BEST_PSNR_DB = 40.0
-"""An image with so many decibels looks like the original."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """What an attack with power found at its baseline, and what is not there."""
 RISKS = ("singling out", "linkability", "inference")
 """The three risks by which anonymity is judged (Article 29 Working Party, opinion 05/2014; EDPB, opinion 28/2024)."""
 BY_WEIGHT = ("singling out", "inference", "linkability")
 """The risks, the heaviest first: data of one client, what follows from data, and who is alike."""
-CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
-"""Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
 COLLUDING = ("sybil_span",)
 """Attacks whose known clients are colluders, drawn among the honest clients of a run."""
 SPOKEN = {"client": "one client", "released": "whoever gets the released models"}
@@ -38,13 +34,14 @@ OPEN = ("evidence_doubtful", "inconclusive", "not_validated", "not_attempted")
 @dataclass(frozen=True)
 class Verdict:
     """What one `adversary` learns, for people. `attack` names that of the sentence, `learns` what it finds out; without a leak these and
-    `reduces` are empty."""
+    `reduces` are empty. `colluders` as in `colluders_of`, for that attack."""
 
     adversary: str
     sentence: str
     reduces: str = ""
     attack: str = ""
     learns: str = ""
+    colluders: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,7 +54,12 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
     tree = {"verdicts": verdicts, "risks": risks_of(cells), "risk_words": risk_words(cells), **more, "family": family.as_json()}
-    return json.dumps(tree | {"cells": [cell.as_json() for cell in cells]}, indent=1) + "\n"
+    return json.dumps(tree | {"cells": [{**cell.as_json(), "colluders": colluders_of(cell)} for cell in cells]}, indent=1) + "\n"
+
+
+def colluders_of(cell: Cell) -> int:
+    """How many clients a figure takes to collude beside the adversary's own: honest clients of the run, drawn for the attack."""
+    return cell.k_known if cell.attack in COLLUDING else 0
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
@@ -77,7 +79,7 @@ def risks_of(cells: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
         entry = ATTACKS.find(cell.attack)
         if entry is not None and entry.risk in by_risk:
             figure: dict[str, Any] = {"adversary": cell.adversary, "attack": cell.attack, "metric": cell.metric, "value": cell.value}
-            figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known}
+            figure |= {"lower_is_better": cell.lower_is_better, "k_known": cell.k_known, "colluders": colluders_of(cell)}
             by_risk[entry.risk].append({**figure, "baseline": cell.baseline})
     return by_risk
 
@@ -100,7 +102,8 @@ def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _named(leak: Mapping[str, Any]) -> str:
-    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']})"
+    helped = f", {leak['colluders']} colluding clients" if leak["colluders"] else ""
+    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']}{helped})"
 
 
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:
@@ -120,21 +123,27 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
     more = f"; leaks also by {', '.join(others)}" if others else ""
     return Verdict(
         adversary, f"{_spoken(adversary)}{_known(worst)} learns {learned} ({figure}){more}{_guaranteed(cells)}",
-        _reduced(leaks, remedies), worst.attack, learned,
+        _reduced(leaks, remedies), worst.attack, learned, colluders_of(worst),
     )  # fmt: skip
 
 
 def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
-    """What would reduce the leaks, for all attacks that share a remedy together."""
-    by_remedy: dict[str, list[str]] = {}
+    """What would reduce the leaks, for attacks that share a remedy together. An attack with several is named by its figures."""
+    by_remedy: dict[str, list[Cell]] = {}
     for cell in leaks:
         entry = ATTACKS.find(cell.attack)
         words = remedy_of(remedies, cell.attack, cell.metric) or ("" if entry is None else entry.reduces)
         if words:
-            by_remedy.setdefault(words, []).append(cell.attack.replace("_", " "))
+            by_remedy.setdefault(words, []).append(cell)
     if len(by_remedy) == 1:
         return next(iter(by_remedy))
-    return "; ".join(f"{', '.join(dict.fromkeys(attacks))}: {words}" for words, attacks in by_remedy.items())
+    often = Counter(attack for cells in by_remedy.values() for attack in {cell.attack for cell in cells})
+
+    def named(cell: Cell) -> str:
+        attack = cell.attack.replace("_", " ")
+        return attack if often[cell.attack] == 1 else f"{attack} ({metric_words(cell.as_json())})"
+
+    return "; ".join(f"{', '.join(dict.fromkeys(map(named, cells)))}: {words}" for words, cells in by_remedy.items())
 
 
 def _known(cell: Cell) -> str:
@@ -142,7 +151,7 @@ def _known(cell: Cell) -> str:
     own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
     if cell.k_known <= own:
         return ""
-    if cell.attack in COLLUDING:
+    if colluders_of(cell):
         return f" with {cell.k_known}{' more' if own else ''} colluding clients"
     return f", which knows {cell.k_known} clients' data,"
 
@@ -188,25 +197,12 @@ def _beside(cell: Cell) -> str:
     return f"{cell.baseline:.2f} without a view"
 
 
-def _strength(cell: Cell) -> tuple[float, int, float]:
-    """The order of leaks. Of leaks that are equal to a tenth of all, those of clients' data come before who is alike."""
-    share, entry = _share_of_all(cell), ATTACKS.find(cell.attack)
+def _strength(cell: Cell) -> tuple[bool, float, int, float]:
+    """The order of leaks: first those that need no colluders but the adversary's own. Of leaks that are equal to a tenth of all, those of
+    clients' data come before who is alike."""
+    share, entry = share_learned(cell.as_json()), ATTACKS.find(cell.attack)
     risk = entry.risk if entry is not None else ""
-    return round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
-
-
-def _share_of_all(cell: Cell) -> float:
-    """How much of what there is between knowing nothing and knowing everything was learned. A broken guarantee comes first."""
-    if cell.metric.endswith("_epsilon"):
-        return 2.0
-    if cell.metric in CONDITIONAL:
-        return 0.0
-    if cell.exact:
-        return 1.0
-    assert cell.value is not None  # a leak has a figure
-    assert cell.baseline is not None
-    best = 0.0 if cell.lower_is_better else BEST_PSNR_DB if cell.metric.endswith("_psnr_db") else 1.0
-    return 0.0 if best == cell.baseline else (cell.value - cell.baseline) / (best - cell.baseline)
+    return colluders_of(cell) == 0, round(share, 1), -BY_WEIGHT.index(risk) if risk in BY_WEIGHT else -len(BY_WEIGHT), share
 
 
 def _counted(cells: Sequence[Cell]) -> str:

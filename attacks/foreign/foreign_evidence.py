@@ -47,8 +47,8 @@ DEVIATIONS = 5.0
 BALANCED = 1e-3
 """Updates whose mean is shorter than this share of what independent ones would have belong to the mean of the states returned."""
 NEARER = 0.5
-MOST_COMPARED = 32
-"""Updates of one round that are compared in pairs."""
+MOST_COMPARED, MOST_STATES = 32, 128
+"""Updates of one round that are compared in pairs, and states sent that each state returned is compared with."""
 MOST_NAMED = 4
 
 
@@ -226,20 +226,16 @@ def _unrelated(system: System) -> str:
 
 
 def _balanced(system: System) -> str:
-    """Updates whose mean is zero."""
+    """Updates from one state whose mean is zero."""
     for number, records in enumerate(_rounds(system)):
-        moved = [record for record in records if _is_moved(record)]
-        if len(moved) < 2 or len({_digest(record.before.parameters) for record in moved}) > 1:
-            continue
-        counts = [np.ones(len(moved))]
-        if all(record.samples is not None for record in moved):
-            counts.append(np.array([record.samples for record in moved], np.float64))
-        for weights in counts:
-            total, squares = np.zeros(1), 0.0
-            for weight, record in zip(weights, moved, strict=True):
-                update = _update(record)
-                total, squares = total + weight * update, squares + weight**2 * float(update @ update)
-            if np.linalg.norm(total) <= BALANCED * np.sqrt(squares):
+        from_state: dict[bytes, list[UpdateRecord]] = {}
+        for record in filter(_is_moved, records):
+            from_state.setdefault(_digest(record.before.parameters), []).append(record)
+        for moved in from_state.values():
+            counts = [np.ones(len(moved))]
+            if all(record.samples is not None for record in moved):
+                counts.append(np.array([record.samples for record in moved], np.float64))
+            if len(moved) > 1 and any(_is_zero_mean(moved, weights) for weights in counts):
                 return (
                     f"update {number + 1} of {named_clients([record.client for record in moved])}: the state before is the mean of the "
                     "states after, so that it is the next round's; give the state that clients were sent in this round"
@@ -247,17 +243,28 @@ def _balanced(system: System) -> str:
     return ""
 
 
+def _is_zero_mean(records: Sequence[UpdateRecord], weights: Array) -> bool:
+    total, squares = np.zeros(1), 0.0
+    for weight, record in zip(weights, records, strict=True):
+        update = _update(record)
+        total, squares = total + weight * update, squares + weight**2 * float(update @ update)
+    return bool(np.linalg.norm(total) <= BALANCED * np.sqrt(squares))
+
+
 def _nearer(system: System) -> str:
     """States returned that belong to a state sent to another client, or earlier."""
     earlier: dict[bytes, Array] = {}
     for records in _rounds(system):
         for record in records:
-            earlier.setdefault(_digest(record.before.parameters), _flat(record.before.parameters))
+            digest = _digest(record.before.parameters)
+            if digest not in earlier and len(earlier) < MOST_STATES:
+                earlier[digest] = _flat(record.before.parameters)
+        sent = np.stack(list(earlier.values()))
         for record in records:
-            if not _is_moved(record) or len(earlier) > MOST_COMPARED:
+            if not _is_moved(record):
                 continue
             after, own = _flat(record.after.parameters), float(np.linalg.norm(_update(record)))
-            if min(float(np.linalg.norm(after - sent)) for sent in earlier.values()) < NEARER * own:
+            if min(float(np.linalg.norm(after - other)) for other in sent) < NEARER * own:
                 return (
                     f"client {record.client}: its state after is nearer to a state that was sent to another client, or in an earlier "
                     "round, than to its own state before; give the state that this client was sent in this round"
@@ -281,20 +288,32 @@ def _zeros(system: System) -> str:
 def _reversed(system: System) -> str:
     """Updates in the wrong order: the state sent in one is the mean of the states returned in a later one."""
     rounds = list(_rounds(system))
+    means = [_means_returned(records) for records in rounds]
     for early, later in combinations(range(len(rounds)), 2):
-        sent = {_digest(record.before.parameters): record for record in rounds[early]}
-        returned = [_flat(record.after.parameters) for record in rounds[later]]
-        if len(sent) > 1 or len(returned) < 2 or len(returned) > MOST_COMPARED:
+        if len({_digest(record.before.parameters) for record in rounds[early]}) > 1:
             continue
-        start, spread = _flat(next(iter(sent.values())).before.parameters), float(np.linalg.norm(np.std(returned, axis=0)))
-        counts = [record.samples for record in rounds[later] if record.samples is not None]
-        for weights in ([1] * len(returned), counts):
-            if len(weights) == len(returned) and np.linalg.norm(np.average(returned, axis=0, weights=weights) - start) <= BALANCED * spread:
-                return (
-                    f"the state before of update {early + 1} is the mean of the states after of update {later + 1}; give the updates of a "
-                    "client in the order of rounds"
-                )
+        start = _flat(rounds[early][0].before.parameters)
+        if any(np.linalg.norm(mean - start) <= BALANCED * spread for mean, spread in means[later]):
+            return (
+                f"the state before of update {early + 1} is the mean of the states after of update {later + 1}; give the updates of a "
+                "client in the order of rounds"
+            )
     return ""
+
+
+def _means_returned(records: Sequence[UpdateRecord]) -> list[tuple[Array, float]]:
+    """The mean (d,) of the states returned in a round, by equal weights and by numbers of samples, each with the states' deviation."""
+    if len(records) < 2:
+        return []
+    first, counts = _flat(records[0].after.parameters), [record.samples for record in records if record.samples is not None]
+    total, squares, weighted = np.zeros_like(first), 0.0, np.zeros_like(first)
+    for record in records:
+        apart = _flat(record.after.parameters) - first  # so that no digits cancel
+        total, squares, weighted = total + apart, squares + float(apart @ apart), weighted + (record.samples or 0) * apart
+    mean = total / len(records)
+    spread = float(np.sqrt(max(0.0, squares / len(records) - float(mean @ mean))))
+    whole = len(counts) == len(records) and sum(counts) > 0
+    return [(first + mean, spread), *([(first + weighted / sum(counts), spread)] if whole else [])]
 
 
 CHECKS: Mapping[str, Callable[[System], str]] = {

@@ -14,6 +14,7 @@ What correct input would need to fail, with its probability:
 """
 
 import math
+from itertools import islice
 
 import numpy as np
 import torch
@@ -124,7 +125,11 @@ def misled(system: System) -> str:
     model = system.model
     if model is None:
         return ""
-    records = [record for client in system.scored for record in system.records[client]][:MOST_UPDATES]
+    longest = max((len(system.records[client]) for client in system.scored), default=0)
+    in_order = (
+        records[number] for number in range(longest) for records in map(system.records.__getitem__, system.scored) if len(records) > number
+    )
+    records = list(islice(in_order, MOST_UPDATES))  # later rounds displace no client
     updates = [moved(system, model, record) for record in records]
     away = list[int]()
     for place, (record, update) in enumerate(zip(records, updates, strict=True)):
@@ -184,8 +189,9 @@ def exchanged(system: System) -> str:
         return ""
     gaps = fit[changed, best[changed]] - fit[changed, changed]
     gap = float(gaps.sum())
-    # the sum of 2 c cosines of noise, over all assignments
-    noise = float(np.sqrt(2 * np.square(left[changed]).sum())) * (math.sqrt(2 * math.lgamma(m + 1)) + DEVIATIONS)
+    # the sum of 2 c cosines of noise, over all assignments that change c of m places, and over all c
+    assignments = math.lgamma(m + 1) - math.lgamma(m - len(changed) + 1) + math.log(m)
+    noise = float(np.sqrt(2 * np.square(left[changed]).sum())) * (math.sqrt(2 * assignments) + DEVIATIONS)
     if gap / len(changed) < GAP or gap <= noise or gaps.min() <= 0:
         return ""
     pairs = ", ".join(f"client {clients[place]} those of client {clients[best[place]]}" for place in changed[:4])

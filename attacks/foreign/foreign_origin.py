@@ -16,6 +16,7 @@ correct input would need to fail:
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -55,7 +56,7 @@ class UpdateOrigin:
     ratio: float
 
 
-_ORIGINS: WeakKeyDictionary[System, list[UpdateOrigin]] = WeakKeyDictionary()
+_ORIGINS: WeakKeyDictionary[System, list[list[UpdateOrigin]]] = WeakKeyDictionary()
 """What was found for a system, which several checks ask for."""
 
 
@@ -69,18 +70,28 @@ def _fitted(update: Array, directions: list[Array]) -> float:
     return cosine(update, np.stack(unit, axis=1) @ weights)
 
 
-def _origins(system: System) -> list[UpdateOrigin]:
-    """The origins of the first and the last update of each client."""
+def _origins(system: System) -> list[list[UpdateOrigin]]:
+    """The origins of the clients' first updates, and those of their last ones.
+
+    The two are judged apart, so that what is wrong in the one does not look right beside the other.
+    """
     if system not in _ORIGINS:
         clients, model = system.scored[:MOST_CLIENTS], system.model
-        several = any(len(records) > 1 for records in system.records.values())
+        several = [client for client in clients if len(system.records[client]) > 1]
         _ORIGINS[system] = [
-            _origin(system, model, system.records[client][place], update, clients)
-            for place in ((0, -1) if several else (0,))
-            for client in clients
-            if model is not None and (update := moved(system, model, system.records[client][place])).any()
+            [
+                _origin(system, model, system.records[client][place], update, clients)
+                for client in asked
+                if model is not None and (update := moved(system, model, system.records[client][place])).any()
+            ]
+            for place, asked in ((0, clients), (-1, several))
         ]
     return _ORIGINS[system]
+
+
+def _first_reason(system: System, reason: Callable[[Sequence[UpdateOrigin]], str]) -> str:
+    """The first reason that the origins of first or last updates give; "" if none does."""
+    return next((words for origins in _origins(system) if (words := reason(origins))), "")
 
 
 def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: Array, clients: list[int]) -> UpdateOrigin:
@@ -106,7 +117,10 @@ def _origin(system: System, model: ForeignModel, record: UpdateRecord, update: A
 
 def mixed_updates(system: System) -> str:
     """Updates that contain other clients' training."""
-    origins = _origins(system)
+    return _first_reason(system, _mixed)
+
+
+def _mixed(origins: Sequence[UpdateOrigin]) -> str:
     if len({origin.client for origin in origins}) < FEWEST_CLIENTS:
         return ""
     gains = np.array([origin.clients if origin.clients > origin.noise else 0.0 for origin in origins])
@@ -125,7 +139,10 @@ def mixed_updates(system: System) -> str:
 
 def foreign_samples(system: System) -> str:
     """Samples that did not train the updates."""
-    origins = _origins(system)
+    return _first_reason(system, _foreign)
+
+
+def _foreign(origins: Sequence[UpdateOrigin]) -> str:
     if len({origin.client for origin in origins}) < FEWEST_CLIENTS:
         return ""
     same = float(np.median([origin.same if origin.same > origin.noise else 0.0 for origin in origins]))
@@ -142,7 +159,11 @@ def foreign_samples(system: System) -> str:
 
 def other_rate(system: System) -> str:
     """Updates far longer, or far shorter, than the declared rate and steps make them."""
-    ratios = [origin.ratio for origin in _origins(system) if origin.own > EXPLAINED and math.isfinite(origin.ratio)]
+    return _first_reason(system, _other_rate)
+
+
+def _other_rate(origins: Sequence[UpdateOrigin]) -> str:
+    ratios = [origin.ratio for origin in origins if origin.own > EXPLAINED and math.isfinite(origin.ratio)]
     if not ratios or SHORT <= (middle := float(np.median(ratios))) <= LONG:
         return ""
     return (

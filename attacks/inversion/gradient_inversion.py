@@ -12,7 +12,7 @@ starts and clients are rows of one batched L-BFGS in float64; the distance is ta
 What it proves: with a smooth network and few images and steps, an update in the clear is the images. What it does not: that many images or
 many steps hide anything because no method here gets there; where the unprotected reference fails, cells say `not_validated`.
 Batches in an order that the attacker does not know (more samples than the batch size) are not attempted, nor are steps other than those of
-plain SGD (`_refusal`): Adam, proximal terms, control variates, MAML, samples held back. Gradients that are sent as such (IFCA's option I)
+plain SGD (`_refusal`): Adam, proximal terms, control variates, MAML. Gradients that are sent as such (IFCA's option I)
 are one step of rate 1, with their sign turned.
 """
 
@@ -25,10 +25,10 @@ from scipy.optimize import linear_sum_assignment
 
 from ...engine.models import Model
 from ...randomness import stream
-from ...types import Array
+from ...types import Array, ClientData
 from ..adversary import AdversaryView
-from ..evidence.local_training import LocalTraining, trainings_in
-from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, unread_movement
+from ..evidence.local_training import LocalTraining
+from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, trainings_of, unread_movement
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
@@ -193,11 +193,12 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     """Images of clients with few samples, from the first update of each that can be read."""
     if case.prior.config is not None and embedding_of(public_model(case.prior)) is not None:
         return token_cells(case, NAME), None
-    prior, why = case.prior, _refusal(case) or blind(case.view)
-    if why:
+    if why := _refusal(case) or blind(case.view):
         return [nothing(case, NAME, "image_psnr_db", why)], None
-    model = public_model(prior)
-    observed, reference = (single_steps(steps_in(view, model.dimension, case, parts=True)) for view in (case.view, case.reference))
+    model = public_model(case.prior)
+    observed, reference = (_plain_steps(steps_in(view, model.dimension, case, parts=True)) for view in (case.view, case.reference))
+    case = _of_trained_samples(case, trainings_of(case, model.dimension).first)
+    prior = case.prior
     apart = (set(observed) & set(reference)) - set(case.view.coalition)
     if not apart:
         return _cells_of_sums(case, model)
@@ -236,6 +237,27 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         "baseline": guesses[1].images[clients[0]][0],
     }
     return figures, arrays
+
+
+def _plain_steps(steps: Mapping[int, Sequence[ClientStep]]) -> dict[int, list[ClientStep]]:
+    """The steps of single clients that hold nothing but local training, of clients that have any."""
+    plain = {client: [step for step in own if step.local is None or not step.local.beyond] for client, own in single_steps(steps).items()}
+    return {client: own for client, own in plain.items() if own}
+
+
+def _of_trained_samples(case: Case, local: LocalTraining | None) -> Case:
+    """The case without the samples that clients hold back, which leave nothing in updates."""
+    if local is None or not local.held_back:
+        return case
+    data = {}
+    for client, (x, y) in case.truth.data.items():
+        places = local.places(ClientData(client, x, y, x[:0], y[:0]))
+        data[client] = x[places], y[places]
+    counts = {client: np.bincount(y, minlength=case.prior.classes) for client, (_, y) in data.items()}
+    sizes = {client: local.samples(count) for client, count in case.prior.samples_per_client.items()}
+    words = f"{case.prior.description}; what clients hold back of their samples is left out"
+    prior = replace(case.prior, samples_per_client=sizes, description=words)
+    return replace(case, prior=prior, truth=replace(case.truth, data=data, label_counts=counts))
 
 
 def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Array] | None]:
@@ -345,14 +367,14 @@ def _refusal(case: Case) -> str:
     """Why this run is not attempted; empty if it is."""
     if case.prior.config is None:
         return "not attempted: the training settings are not known"
-    model, trainings = public_model(case.prior), trainings_in(case.reference)
+    model = public_model(case.prior)
+    trainings = trainings_of(case, model.dimension)
     if bias_span(model) is None:
         return "not attempted: the model's head has no bias to read labels from"
     if case.prior.config.training.optimizer == "adam" or any(training.train.optimizer == "adam" for training in trainings.all):
         return "not attempted: Adam's steps keep little more than a gradient's signs, too little for this attack; images may still leak"
     if trainings.first is None:
-        passed = any(message.operation == "relay" for message in case.reference.messages)
-        return "not attempted: clients send models to each other, none to be averaged; images may still leak" if passed else ""
+        return ""
     if not all(map(_is_plain, trainings.all)):
         return "not attempted: clients do not take plain steps on all of their samples; images may still leak"
     epochs = trainings.first.train.epochs
@@ -362,6 +384,6 @@ def _refusal(case: Case) -> str:
 
 
 def _is_plain(local: LocalTraining) -> bool:
-    """Whether clients take plain steps of SGD on all of their samples, and updates hold nothing else."""
+    """Whether clients take plain steps of SGD on all samples that they train on, and updates hold nothing else."""
     drawn = local.train.prox and local.train.epochs > 1  # one step from the anchor has no proximal term yet
-    return not (local.beyond or local.held_back or local.train.maml_lr or drawn)
+    return not (local.beyond or local.train.maml_lr or drawn)

@@ -40,7 +40,7 @@ from ..evidence.updates import (
     unread_movement,
 )
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, chance_of_names, nothing, popular_set
-from ..figures.significance import RATE, CellStatus, chance, chance_of_matching, chance_of_reading, chance_of_renaming
+from ..figures.significance import RATE, CellStatus, chance, chance_of_count, chance_of_matching, chance_of_reading, chance_of_renaming
 from .class_owners import cells as owner_cells
 from .class_owners import owned_in
 from .label_readings import (
@@ -319,8 +319,8 @@ def partial_sets(case: Case, clients: Sequence[int]) -> list[int]:
 def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, clients: Sequence[int], *, together: bool = True) -> float:
     """How probable it is that label sets are right so much more often than the guesses right `beside` (n,).
 
-    `together`: they were named at once (`chance_of_names`). Else each was read by itself: the larger p of a test over clients and of
-    `chance_of_reading`.
+    `together`: they were named at once (`chance_of_names`). Else each was read by itself: the larger p of their number
+    (`chance_of_count`) and of `chance_of_reading`.
     """
     real, margin, classes = [case.truth.label_sets[client] for client in clients], MARGIN["label_set_accuracy"], case.prior.classes
     if together:
@@ -328,7 +328,7 @@ def set_chance(sets: Sequence[frozenset[int]], beside: Array, case: Case, client
     right = np.array([float(named == true) for named, true in zip(sets, real, strict=True)])
     named, true = (np.array([[float(label in one) for label in range(classes)] for one in many]) for many in (sets, real))
     rng = stream(case.seed, "label sets renamed")
-    return max(chance(right, beside, margin), chance_of_reading(named, true, np.zeros(classes), _groups(case, clients), rng))
+    return max(chance_of_count(right, beside, margin), chance_of_reading(named, true, np.zeros(classes), _groups(case, clients), rng))
 
 
 def share_chance(

@@ -127,7 +127,12 @@ def is_learned(local: LocalTraining) -> bool:
 
 
 def reader_of(step: ClientStep, prior: Prior, model: Model, labels: int, sums: int = 1) -> Reader:
-    """What reads an update like that of a step, the update of so many `sums`; `labels` as in `shares_of`."""
+    """What reads an update like that of a step, the update of so many `sums`; `labels` as in `shares_of`.
+
+    Label shares that come beside an update are not inferred.
+    """
+    if (stated := step.stated) is not None:
+        return Reader(lambda moved: stated)
     assert prior.config is not None  # checked by the caller
     bias, privacy, local = bias_span(model), prior.config.privacy, local_of(step, prior)
     if is_learned(local):

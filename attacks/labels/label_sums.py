@@ -80,7 +80,7 @@ def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[Su
     read, noisy, count = [], is_summed(prior), affordable_clients(sums, prior, model)
     for step in sums:
         reader = Reader(np.asarray, is_scaled=True) if noisy else None
-        if count:
+        if count and step.stated is None:
             reader = trained_reader(step, prior, model, count)
         reader = reader or reader_of(step, prior, model, prior.labels_per_client[step.members[0]])
         local, scales = local_of(step, prior), dict.fromkeys(step.members, 1.0)

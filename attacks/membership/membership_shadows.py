@@ -19,7 +19,8 @@ from ...randomness import stream
 from ...tasks.training import Train
 from ...types import Array, ClientData
 from ..adversary import INITIAL, AdversaryView
-from ..evidence.sums import models_sent
+from ..evidence.local_training import training_of
+from ..evidence.trained_models import models_of_round
 from ..evidence.updates import ClientStep, hidden_updates, single_steps, steps_in
 from ..figures.leakage import Case, Prior, Truth
 from .member_scores import confidences, samples_of_shadows
@@ -77,12 +78,14 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
     offered: dict[str, Array] = {}
     trained: dict[int, tuple[int, ...]] = {}
     everybody: tuple[int, ...] = ()
-    at, step, averaged, is_initial = -1, 0, False, False
+    at, step, averaged, is_initial, packed = -1, 0, False, False, False
 
     def close() -> None:
         for name, vector in offered.items():
             trainers: tuple[int, ...] | None = ()  # nobody
-            if trained:
+            if packed:
+                trainers = tuple(sorted({*everybody, *(client for clients in trained.values() for client in clients)}))
+            elif trained:
                 trainers = trained.get(int(name.partition("/")[2] or 0), ())
             elif averaged:
                 trainers = everybody if len(offered) == 1 else None
@@ -90,10 +93,12 @@ def turns_in(view: AdversaryView, dimension: int) -> list[Turn]:
 
     for message in view.messages:
         if message.operation == "compute" and message.kind == "parameters":
-            models = {name: vector for name, vector in models_sent(view, message).items() if vector.shape == (dimension,)}
+            asked = training_of(message)
+            models = models_of_round(view, message, dimension, 0 if asked is None else asked.train.model.classes)
             if averaged or (is_initial and not message.context.get(INITIAL)):
                 close()
                 offered, trained, everybody, averaged, step = {}, {}, (), False, step + 1
+            packed = bool(models) and "model" not in models and "model" in (message.payload or {})  # everybody trains all of them
             offered, at, is_initial = offered | models, message.round, bool(message.context.get(INITIAL))
         elif message.operation == "mean" and message.source in ("clients", "server"):
             averaged, labels = True, message.context.get("labels")

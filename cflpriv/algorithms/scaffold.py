@@ -23,7 +23,9 @@ Deviations, each for a reason:
   none with `secagg_bits = 32`, more with 16.
 
 What it reveals, by which operation: `mean` carries two vectors a client, the update and the change of its control, which is (up to a known
-vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Twice the bytes both ways.
+vector) the mean of its gradients along the way: the update again, so in the clear little that is new. Sums of both are two equations
+where clients take different numbers of steps: two numbers give the sum of each group, so a client with a number of its own is in no sum
+(`attacks.evidence.control_sums`). With `batch_size = 0` all take as many. Twice the bytes both ways.
 `compute` sends the cohort's clients the round in which each of them was last in a sum.
 """
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...types import Array
-from .audit_words import STATUS, least_comforting
+from .audit_words import STATUS, least_comforting, share_learned
 from .pictures import CUT, new_figure, style, uri
 from .run_files import Audited
-from .run_names import adversary_words
+from .run_names import adversary_words, with_colluders
 
 __all__ = ["attack_matrix", "label_histograms", "leakage"]
 
@@ -35,7 +35,7 @@ def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
             doubtful = cell["status"] == "evidence_doubtful"  # the page states the reason once, beside the checks
             note = "" if doubtful else str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
-            cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(str(cell["adversary"]))})
+            cells.append({**cell, "number": number, "seeds": len(cell.get("seeds") or ()), "who": adversary_words(with_colluders(cell))})
         tables.append({"label": f"{audited.column} · {audited.label}", "cells": cells})
     matrices = []
     for start in range(0, len(audits), MOST_COLUMNS):
@@ -52,8 +52,8 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
     """Attacks by row, runs by column: the outcome of an attack, by adversary, over all its figures.
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
-    column, a list of "adversary", "status", "figure" (the cell that decided; among equals the first) and "others" (how many figures have
-    another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
+    column, a list of "adversary", "status", "figure" (the cell that decided; of leaks the strongest, else the first) and "others" (how many
+    figures have another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -69,10 +69,15 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
 
 def _worst(adversary: str, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     status = least_comforting(cell["status"] for cell in cells)
-    figure = next(cell for cell in cells if cell["status"] == status)
+    figure = max((cell for cell in cells if cell["status"] == status), key=_strength)
     rest = Counter(cell["status"] for cell in cells if cell["status"] != status)
     others = ", ".join(f"{rest[code]} {words}" for code, words in STATUS.items() if rest[code])
     return {"adversary": adversary, "status": status, "figure": figure, "others": others}
+
+
+def _strength(cell: Mapping[str, Any]) -> float:
+    """Which of several figures with one status is shown: of leaks the strongest, else the first."""
+    return share_learned(cell) if cell["status"] == "leaks" else 0.0
 
 
 def _together(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

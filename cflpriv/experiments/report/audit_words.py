@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["ACTIVE_STATUS", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words", "remedy_of"]
+__all__ = [
+    "ACTIVE_STATUS", "CONDITIONAL", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words", "remedy_of",
+    "share_learned",
+]  # fmt: skip
 
 Kept = TypeVar("Kept")
 STATUS = {
@@ -35,6 +38,10 @@ ACTIVE_STATUS = {
 """Outcomes of an active attack for people, the least comforting first."""
 ORDER = tuple(STATUS)
 """The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
+CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
+"""Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
+BEST_PSNR_DB = 40.0
+"""An image with so many decibels looks like the original."""
 SPELLED = {
     "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB",
     "low tpr": "TPR at .1 % FPR", "l1": "L1",
@@ -49,6 +56,21 @@ def metric_words(cell: Mapping[str, Any]) -> str:
     for plain, spelled in SPELLED.items():
         words = words.replace(f" {plain} ", f" {spelled} ")
     return words.strip() + (" ↓" if cell.get("lower_is_better") else "")
+
+
+def share_learned(cell: Mapping[str, Any]) -> float:
+    """How much of what there is between knowing nothing and knowing everything a figure shows, at most 1; a broken guarantee comes first.
+
+    Of a value that a run need not send (`CONDITIONAL`) nothing, and of a figure that was read all.
+    """
+    if str(cell["metric"]).endswith("_epsilon"):
+        return 2.0
+    if cell["metric"] in CONDITIONAL or cell.get("value") is None or cell.get("baseline") is None:
+        return 0.0
+    if cell.get("exact"):
+        return 1.0
+    best = 0.0 if cell.get("lower_is_better") else BEST_PSNR_DB if str(cell["metric"]).endswith("_psnr_db") else 1.0
+    return 0.0 if best == cell["baseline"] else min(1.0, float((cell["value"] - cell["baseline"]) / (best - cell["baseline"])))
 
 
 def least_comforting(statuses: Iterable[str]) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...console import counted
 from .answer import Answer, listed, upper
-from .audit_words import metric_words
+from .audit_words import metric_words, share_learned
 from .run_files import Audited
-from .run_names import adversary_words
+from .run_names import adversary_words, with_colluders
 
 __all__ = ["audit_answer", "leak_sentence", "leaks_in"]
 
@@ -66,14 +66,22 @@ def _leak_words(names: Sequence[str], learned: str, leak: Mapping[str, Any]) -> 
 
 
 def leaks_in(audited: Audited) -> dict[str, Mapping[str, Any]]:
-    """The leak to each adversary that has one, that of the audit's verdict, by adversary: who sees least comes first."""
+    """The leak to each adversary that has one, that of the audit's verdict or else the strongest, by adversary: who sees least comes first.
+
+    Of the verdict's attack the strongest figure.
+    """
     named = {verdict["adversary"]: verdict.get("attack") for verdict in audited.verdicts}
     leaks: dict[str, Mapping[str, Any]] = {}
     for cell in audited.cells or ():
-        name = str(cell["adversary"])
-        if cell["status"] == "leaks" and (name not in leaks or leaks[name]["attack"] != named.get(name) == cell["attack"]):
+        name = with_colluders(cell)
+        if cell["status"] == "leaks" and (name not in leaks or _weight(cell, named) > _weight(leaks[name], named)):
             leaks[name] = cell
     return dict(sorted(leaks.items(), key=lambda entry: _sees(entry[0])))
+
+
+def _weight(cell: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[bool, float]:
+    """The order of an adversary's leaks."""
+    return named.get(str(cell["adversary"])) == cell["attack"], share_learned(cell)
 
 
 def _sees(adversary: str) -> tuple[int, int]:

@@ -10,7 +10,17 @@ from ...streams import readable
 if TYPE_CHECKING:
     from .run_files import RunFiles
 
-__all__ = ["Kind", "adversary_words", "data_words", "epsilon_words", "kind_of", "method_words", "protection_words", "title"]
+__all__ = [
+    "Kind",
+    "adversary_words",
+    "data_words",
+    "epsilon_words",
+    "kind_of",
+    "method_words",
+    "protection_words",
+    "title",
+    "with_colluders",
+]
 
 Kind = Literal["clusters", "no groups", "alone"]
 DATA = {
@@ -96,3 +106,10 @@ def adversary_words(adversary: str) -> str:
     if helpers:
         return f"the {name.replace('-', ' ')} + {helpers} client{'' if helpers == '1' else 's'}"
     return ADVERSARIES.get(adversary, f"the {name.replace('-', ' ')}")
+
+
+def with_colluders(cell: Mapping[str, Any]) -> str:
+    """The adversary of a figure in audit.json, with the clients that the figure takes to collude: "server+5"."""
+    name, _, own = str(cell["adversary"]).partition("+")
+    count = int(cell.get("colluders") or 0) + (int(own) if own.isdigit() else 0)
+    return f"{name}+{count}" if cell.get("colluders") else str(cell["adversary"])

@@ -193,7 +193,7 @@ FILES = (
         "Result of `cflpriv audit`.",
         "JSON object",
         {
-            "verdicts": "For each adversary one sentence, and what would reduce the leak.",
+            "verdicts": "For each adversary one sentence, and what would reduce the leak; `colluders` as in `cells`.",
             "risks": "The leaks by risk: singling out, linkability, inference.",
             "risk_words": "What was found of each risk, for people: leaks, open figures, or that no attack was made.",
             "about": "Software, date, digests of run and data, budget, seeds, adversaries, attacks, and what was not run.",
@@ -204,7 +204,8 @@ FILES = (
             "evidence_doubtful, assumed": "Of another system: the checks that failed; what the audit assumed.",
             "attacks, source": "Of another system: the attacks `run` and `not_run`; `folder` or `python`, which gave the updates.",
             "family": "How all figures are judged together.",
-            "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`.",
+            "cells": "Figures: `attack`, `adversary`, `metric`, `value`, `low`, `high`, `baseline`, `reference`, `status`, `p`, `note`; "
+            "`colluders`: how many clients collude beside the adversary's own.",
         },
     ),
     File("audit/*", "What attacks recovered, and finished parts of an audit.", "NumPy arrays (`.npz`), JSON"),

@@ -22,15 +22,17 @@ from cflpriv.attacks.adversary import AdversaryView
 from cflpriv.attacks.audit import _Kept, audit_run
 from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures import leakage
+from cflpriv.attacks.figures.family import judged_together
 from cflpriv.attacks.figures.leakage import dealt_at_random, grouping_accuracy, nothing
 from cflpriv.attacks.figures.pooling import pooled
-from cflpriv.attacks.figures.verdicts import risk_words, risks_of, verdicts_of
+from cflpriv.attacks.figures.verdicts import audit_text, risk_words, risks_of, verdicts_of
 from cflpriv.cli import app
 from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError, TrainingDiverged
 from cflpriv.experiments import run_experiment
 from cflpriv.experiments.digests import record_digests
 from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.report.run_names import with_colluders
 
 KEYS = {"attack", "adversary", "protection", "metric", "value", "low", "high", "baseline", "reference", "status", "k_known", "seeds"}
 FEW = ("signature_inversion", "cluster_identity")
@@ -515,6 +517,13 @@ def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: st
     assert "which knows 15 clients' data" in verdicts_of([learned])[0].sentence
     (second,) = verdicts_of([figure_of("membership", "leaks", 1.0, metric="model_lira_auc", adversary=adversary), sybil])
     assert "sybil span (with 15 colluding clients)" in second.sentence
+    assert second.attack == "membership", "what an adversary learns without them comes first"
+    assert (verdict.colluders, second.colluders) == (15, 0)
+    tree = json.loads(audit_text([sybil], judged_together([sybil])[1]))
+    assert [tree[part][0]["colluders"] for part in ("cells", "verdicts")] == [15, 15]
+    assert tree["risks"]["singling out"][0]["colluders"] == 15
+    assert "15 colluding clients" in tree["risk_words"]["singling out"]
+    assert with_colluders(tree["cells"][0]) == f"server+{15 + (adversary == 'server+1')}"
 
 
 def test_of_equal_leaks_clients_data_come_before_who_is_alike() -> None:

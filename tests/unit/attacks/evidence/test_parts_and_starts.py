@@ -3,6 +3,7 @@
 Figures of unrelated data are tests at 2.5 % each, of seeded runs.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,20 @@ import pytest
 from attack_scenes import case, config, figures_of, population_of, unrelated
 
 from cflpriv.algorithms import ALGORITHMS
-from cflpriv.attacks.adversary import view_of
-from cflpriv.attacks.evidence.sums import models_sent
+from cflpriv.attacks.adversary import recorded_messages, view_of
+from cflpriv.attacks.evidence.released_models import release_of_folder, release_of_run
+from cflpriv.attacks.evidence.sums import models_sent, stated_shares
 from cflpriv.attacks.evidence.trained_by import trained_by
 from cflpriv.attacks.evidence.updates import mean_updates, public_model, steps_in
 from cflpriv.attacks.figures.payloads import data_parts
 from cflpriv.attacks.labels.label_readings import shares_of
 from cflpriv.attacks.membership.membership_gradients import read_steps
+from cflpriv.contract.handles import Shared
+from cflpriv.contract.transcript import Message
 from cflpriv.errors import InputError
-from cflpriv.experiments import advance, start
+from cflpriv.experiments import advance, run_experiment, start
+from cflpriv.experiments.run.export import exported_model
+from cflpriv.types import Array
 
 PARTED = {"name": "lg_fedavg"}
 SMALL = {"clients": 12, "samples_per_client": 20}
@@ -175,3 +181,69 @@ def test_what_reads_whole_models_is_not_attempted_on_a_part_of_clients_data(view
     seen = case(config(PARTED, training={"rounds": 2}, data=SMALL), viewer)
     assert figures_of("property_inference", seen)["update_auc"].status == "not_attempted"
     assert {figure.status for figure in figures_of("gradient_inversion", seen).values()} == {"not_attempted"}
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "fedavg"}, {"name": "pacfl", "k": 4}, {"name": "ifca", "k": 2}, {"name": "fedrc", "k": 2}])
+def test_released_models_are_those_that_the_run_ends_with(algorithm: dict[str, Any]) -> None:
+    """And not those of the last round's beginning; members and servers are not shown them."""
+    made = config(algorithm, data=SMALL, training={"rounds": 2})
+    run = start(made, population=population_of(made))
+    for _ in range(made.training.rounds):
+        advance(run)
+    sent = run.federation.transcript.messages
+    (release,) = release_of_run(run, sent, made.training.rounds)
+    messages = [*sent, release]
+    final = [vector for message in view_of(messages, "released", {}).messages[-1:] for vector in models_sent_anywhere(message)]
+    served = run.algorithm.serve(run.state).params["model"]
+    for vector, model in zip(final, served if isinstance(served, list | tuple) else [served], strict=True):
+        assert isinstance(model, Shared)
+        np.testing.assert_array_equal(vector, model.value())
+    assert all(release not in view_of(messages, viewer, {}).messages for viewer in ("server", "client"))
+
+
+def models_sent_anywhere(message: Message) -> list[Array]:
+    return [vector for name, vector in (message.payload or {}).items() if name.partition("/")[0] == "model"]
+
+
+def test_a_recorded_run_has_its_final_models(tmp_path: Path) -> None:
+    """From its last checkpoint, the same models as those that are exported."""
+    made = config({"name": "fedavg"}, data=SMALL, training={"rounds": 1})
+    population = population_of(made)
+    run_experiment(made, tmp_path / "run", population=population)
+    sent = recorded_messages(tmp_path / "run")
+    (release,) = release_of_folder(tmp_path / "run", made, population, sent, 1)
+    assert (release.round, release.index) == (1, sent[-1].index + 1)
+    exported = exported_model(tmp_path / "run", population=population)
+    (vector,) = models_sent_anywhere(release)
+    np.testing.assert_array_equal(vector, np.concatenate([value.numpy().ravel() for value in exported.state.values()]))
+    assert release_of_folder(tmp_path, made, population, sent, 1) == []
+
+
+# --- several models in one vector -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adversary", ["client", "released"])
+def test_means_of_several_models_state_the_labels_of_their_cohort(adversary: str) -> None:
+    """FedRC's models and sums of weights by label are one vector: of a mean that two models tell, each model is read, and the shares."""
+    made = config({"name": "fedrc", "k": 2}, data=SMALL, training={"rounds": 2})
+    seen = case(made, adversary)
+    model = public_model(seen.prior)
+    means = mean_updates(seen.view, model.dimension)
+    truth = np.mean([seen.truth.histogram(client) for client in seen.truth.label_counts], axis=0)
+    assert {mean.label for mean in means} == {0, 1}
+    for mean in means:
+        assert mean.mean is not None
+        assert mean.mean.shape == (model.dimension,)
+        assert mean.stated is not None
+        np.testing.assert_allclose(mean.stated, truth, atol=1e-6)
+    assert figures_of("label_inference", seen)["aggregate_histogram_l1"].value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_rows_of_another_form_state_no_shares() -> None:
+    rng = np.random.default_rng(0)
+    assert stated_shares(rng.normal(size=2 * (5 + 3)), 5, 3) is None
+    assert stated_shares(rng.normal(size=17), 5, 3) is None
+    row = np.concatenate([rng.normal(size=10), [0.1, 0.2, 0.1, 0.2, 0.3, 0.1]])
+    stated = stated_shares(row, 5, 3)
+    assert stated is not None
+    np.testing.assert_allclose(stated, np.array([0.3, 0.5, 0.2]))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from cflpriv.attacks.figures.family import AIMED, judged_together
 from cflpriv.attacks.figures.leakage import DEALS, Cell
-from cflpriv.attacks.figures.significance import MATCHINGS, RATE, CellStatus
+from cflpriv.attacks.figures.significance import LEAST_SHOWN, MATCHINGS, RATE, CellStatus, chance_of_count
 from cflpriv.attacks.figures.verdicts import verdicts_of
 from cflpriv.attacks.membership.membership_audit import SWAPS
 
@@ -142,3 +142,25 @@ def test_errors_and_decibels_are_compared_with_what_there_is_to_know(metric: str
     strong = figure(1e-6, "gradient_inversion", metric=metric, value=value, baseline=baseline, lower_is_better=lower)
     (found,) = verdicts_of([figure(1e-6, value=0.3), strong])
     assert found.attack == "gradient_inversion"
+
+
+def test_counts_that_all_succeed_stand_in_an_audit() -> None:
+    """Twelve label sets of twelve, four of which the commonest set has right: a sign test of the other eight would be withdrawn."""
+    beside = np.repeat([1.0, 0.0], [4, 8])
+    p = chance_of_count(np.ones(12), beside, 0.1)
+    assert p == pytest.approx((4 / 12 + 0.1) ** 12)
+    assert judged_together([figure(max(p, LEAST_SHOWN)), *[figure(0.5)] * 60])[0][0].status == "leaks"
+    assert chance_of_count(beside, beside, 0.1) == 1.0
+    assert chance_of_count(np.ones(2), np.zeros(2), 0.1) == 1.0
+
+
+def test_counts_of_guesses_that_know_nothing_seldom_leak() -> None:
+    """Guesses right with unequal probabilities whose mean is that of the guesses beside: at most 2.5 %, in 4,000 draws (3 deviations)."""
+    rng = np.random.default_rng(0)
+    false = 0
+    for _ in range(4000):
+        beside = (rng.random(10) < 0.3).astype(float)
+        each = np.clip(beside.mean() + rng.uniform(-0.1, 0.1, 10), 0, 1)
+        each += beside.mean() - each.mean()
+        false += chance_of_count((rng.random(10) < each).astype(float), beside, 0.1) < RATE
+    assert false / 4000 < RATE + 3 * np.sqrt(RATE / 4000)

@@ -26,8 +26,7 @@ FEW = PROTECTIONS[:2]
 NOBODY_READS = {
     "fold arguments: fold", "product arguments: product", "product arguments: times", "gram result: found", "gram result: stage",
     "gram result: directions", "gram result: exceeding", "gram result: set_aside", "gram result: soft", "gram result: risen",
-    "compute parameters: control", "compute parameters: prototypes", "compute parameters: centre", "compute parameters: moves",
-    "mean bucket mean: control", "mean bucket mean: steps", "mean update: prototype (mean features of classes)",
+    "compute parameters: centre", "compute parameters: moves", "mean bucket mean: control", "mean bucket mean: steps",
     "compute parameters: placed", "gram result: placed", "gram result: nearest",
 }  # fmt: skip
 """What the audit names as not attempted."""

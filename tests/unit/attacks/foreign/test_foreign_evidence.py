@@ -69,6 +69,33 @@ def test_rounds_in_the_wrong_order_are_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "after of two clients", "another's update added", "exchanged, one client", "before of the next round",
+        "data of two clients exchanged", "before of the client before",
+    ],
+)  # fmt: skip
+def test_more_evidence_does_not_hide_a_misuse(name: str) -> None:
+    """What is wrong in the first updates of some clients stays doubtful beside correct updates of others, and of later rounds."""
+    whole = made(clients=12, rounds=3, outside=True, seed=1)
+    assert not reasons(whole)
+    first, later = whole.updates[:12], whole.updates[12:]
+    spoilt = MISUSES[name](replace(whole, updates=first[:8]))
+    assert reasons(spoilt)
+    for more in (first[8:], tuple(update for update in later if update.client is not None and update.client < 8), first[8:] + later):
+        assert reasons(replace(spoilt, updates=spoilt.updates + more))
+
+
+def test_many_states_are_compared() -> None:
+    """A state returned that belongs to another client's state is named however many states there are."""
+    whole = made(clients=12, rounds=3, own_start=True, seed=1)
+    assert not reasons(whole)
+    changed = replace(whole.updates[0], before=whole.updates[1].before)
+    assert "state before of another training" in reasons(replace(whole, updates=(changed, *whole.updates[1:])))
+
+
+@pytest.mark.slow
 def test_all_correct_audits_and_misuses() -> None:
     """No correct audit is doubtful, and of misuses at most one in twenty is not named."""
     assert {name: why for name, options in CORRECT.items() if (why := reasons(made(**options, seed=2)))} == {}

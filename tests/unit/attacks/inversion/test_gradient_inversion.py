@@ -354,3 +354,13 @@ def test_the_optimisation_fails_on_relu_and_pooling() -> None:
     scores, baseline = inverted("mnist", 4, 4, LocalSteps())
     print(f"four images: {scores.round(1).tolist()}, mean image {baseline.round(1).tolist()}")
     assert judge(scores, baseline, scores, baseline, 3.0) == "leaks"
+
+
+def test_a_member_reads_images_off_models_that_others_relay() -> None:
+    """FedFomo: the first relayed model is one local training from the public initial one, on what a client does not hold back."""
+    made = config({"name": "fedfomo"}, model={"hidden": 32}, data={"clients": 8, "samples_per_client": 2}, training={"batch_size": 0})
+    found = figures_of("gradient_inversion", case(made, "client"))["image_psnr_db"]
+    assert found.status == "leaks"
+    assert found.value == pytest.approx(100.0, abs=1e-6)
+    assert "what clients hold back of their samples is left out" in found.note
+    assert figures_of("gradient_inversion", unrelated(made, "client"))["image_psnr_db"].status != "leaks"

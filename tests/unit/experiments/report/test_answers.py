@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.experiments.report.answers import answers, clusters_placed, doubted, guarantee_of, in_short
+from cflpriv.experiments.report.audit_report import attack_matrix
 from cflpriv.experiments.report.audit_words import STATUS
 from cflpriv.experiments.report.before import MOST_STEPS, before_relying
 from cflpriv.experiments.report.leak_answers import audit_answer, leak_sentence
@@ -213,6 +214,21 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     assert "Not all is known of the server." in answer.text
     helped = audited(cell("leaks", "server+1"), cell("not_attempted", "server"))
     assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the attacks that were run cannot read what is sent.")
+
+
+def test_the_strongest_figure_of_a_leak_is_shown() -> None:
+    """An AUC of .66 beside one of 1.00 of the same attack would sound harmless."""
+    weak, strong = (cell("leaks") | {"metric": name, "value": value} for name, value in (("model_auc", 0.66), ("update_auc", 1.0)))
+    answer = audit_answer(audited(weak, strong))
+    assert "1.00, baseline 0.50" in answer.text
+    (line,) = attack_matrix([("a", "b", [weak, strong])])["lines"]
+    assert line["places"][0][0]["figure"] == strong
+
+
+def test_a_leak_that_takes_colluders_is_not_said_of_the_server_alone() -> None:
+    answer = audit_answer(audited(cell("leaks") | {"colluders": 5}, cell("at_baseline", "client"), cell("at_baseline", "released")))
+    assert answer.verdict == "Leaks to the server + 5 clients"
+    assert answer.text.startswith("The server + 5 clients learns")
 
 
 @pytest.mark.parametrize("status", ["inconclusive", "not_validated", "not_attempted"])
