@@ -229,4 +229,5 @@ def _spread(train: Train, members: int, left: float = 1.0) -> UpdateScatter:
     noise = train.noise_multiplier * train.clip_norm / (train.sampling_rate * np.sqrt(steps))  # in each coordinate
     if train.shares:
         noise *= np.sqrt(members / train.shares)
-    return UpdateScatter(noise, left * noise, train.sampling_rate, steps)
+    rate = 1.0 if train.allocated else train.sampling_rate  # allocated: each sample is in as many batches
+    return UpdateScatter(noise, left * noise, rate, steps)

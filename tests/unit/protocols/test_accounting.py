@@ -184,7 +184,7 @@ def test_what_is_not_known_is_refused() -> None:
         epsilon_of([plain(1.0)], 1e-5, "magic")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not compose"):
         epsilon_of([plain(1.0), plain(1.0, "replace_one")], 1e-5)
-    with pytest.raises(ValueError, match="covers Gaussian noise only"):
+    with pytest.raises(ValueError, match="covers Gaussian noise, sampled by Poisson batches or not, only"):
         epsilon_of([ChoiceEvent(1.0, "add_remove", "sample")], 1e-5, "prv")
     with pytest.raises(ValueError, match="'add_remove' only"):
         epsilon_of([sampled(1.0, 0.1, 1, "replace_one")], 1e-5, "prv")
