@@ -193,7 +193,7 @@ def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:
     """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
     samples = len(client.y_train)
     calm = replace(
-        train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, batch_size=0, epochs=train.steps,
+        train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, allocated=False, batch_size=0, epochs=train.steps,
         lr=train.lr * samples / train.public_samples,
     )  # fmt: skip
     vectors = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
