@@ -17,6 +17,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks advice` measures how near the advice on what to deploy comes to the best option in hindsight: see `advice`.
 `python -m benchmarks drift` measures whether clients that turn reach their group, and how often others are moved: see `drift`.
 `python -m benchmarks private_defaults` compares the values that private training gets by default with a grid: see `private_defaults`.
+`python -m benchmarks private_recipe` trains the private recipe centrally with Opacus: see `private_recipe`.
 `python -m benchmarks scale` measures what the test for groups costs the server with 1,000 and 10,000 clients: see `scale`.
 `python -m benchmarks whole_runs` compares whole runs, the start of the program and large rounds with the old commit: see `whole_runs`.
 `python -m benchmarks cohorts` measures the peak memory of a round with a large model: see `cohorts`.
@@ -59,6 +60,7 @@ TABLES = {
             "drift",
             "helps",
             "private_defaults",
+            "private_recipe",
             "scale",
             "false_alarms",
             "planted_leaks",

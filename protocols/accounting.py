@@ -32,9 +32,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .allocation import allocated_moments, allocated_ratio, allocated_renyi, refined
 from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, bounded_range_reach
 from .copies import check_own
-from .events import EVENTS, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
+from .events import EVENTS, AllocatedGaussianEvent, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
 
 __all__ = ["Accountant", "calibrate", "covers", "delta_of", "deltas_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
@@ -68,11 +69,12 @@ MOST_NOISE = 2.0**30
 
 @dataclass(frozen=True)
 class _Bill:
-    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), and counts of choices by ε."""
+    """Events by kind: 1/z² of all plain Gaussians together, steps by (z, q), passes by (z, batches), and counts of choices by ε."""
 
     relation: Relation
     precision: float
     sampled: tuple[tuple[float, float, int], ...]
+    allocated: tuple[tuple[float, int, int], ...]
     choices: Choices
 
 
@@ -83,6 +85,7 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
     """
     precision: list[float] = []
     sampled: Counter[tuple[float, float]] = Counter()
+    allocated: Counter[tuple[float, int]] = Counter()
     choices: Counter[float] = Counter()
     kinds: set[tuple[Relation, str]] = set()
     event: Any
@@ -94,6 +97,11 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
                 sampled[event.noise_multiplier, max(event.sampling_rate, SMALLEST_RATE)] += many * event.steps
             else:  # everybody in every step: no sampling, and plain Gaussians; one record for another moves a sum by twice the bound
                 precision.append(many * (1 if event.relation == "add_remove" else 4) * event.steps * event.noise_multiplier**-2)
+        elif isinstance(event, AllocatedGaussianEvent):
+            if event.batches > 1:
+                allocated[event.noise_multiplier, event.batches] += many * event.passes
+            else:
+                precision.append(many * event.passes * event.noise_multiplier**-2)
         elif isinstance(event, ChoiceEvent):
             choices[event.epsilon] += many
         else:
@@ -107,6 +115,7 @@ def _bill(events: Iterable[Event]) -> _Bill | None:
         next(iter(kinds))[0],
         math.fsum(sorted(precision)),
         tuple(sorted((z, q, steps) for (z, q), steps in sampled.items())),
+        tuple(sorted((z, batches, passes) for (z, batches), passes in allocated.items())),
         tuple(sorted(choices.items())),
     )
 
@@ -159,7 +168,7 @@ def deltas_of(events: Iterable[Event], epsilons: NDArray[np.float64]) -> NDArray
             rest, max(finest, min(interval, _part(float(left.max()))))
         )  # asked for one ε at a time: for several together it walks through its losses in Python
         deltas = np.array([min(1.0, float(total.get_delta_for_epsilon(float(epsilon))) + FFT_ERROR) for epsilon in left])
-        if not (rest.sampled or rest.precision):
+        if not (rest.sampled or rest.allocated or rest.precision):
             deltas[_by_formulas(rest, 0.0) <= left] = 0.0
     return np.asarray(np.where(left < 0, 1.0, deltas) if pure else deltas, np.float64)
 
@@ -191,8 +200,10 @@ def covers(planned: Iterable[Event], events: Iterable[Event]) -> bool:
     if plan is None or plan.relation != bill.relation:
         return False
     steps, choices = {(z, q): many for z, q, many in plan.sampled}, dict(plan.choices)
+    passes = {(z, batches): many for z, batches, many in plan.allocated}
     return (
         bill.precision <= plan.precision * (1 + 1e-9)
+        and all(many <= passes.get((z, batches), 0) for z, batches, many in bill.allocated)
         and all(many <= steps.get((z, q), 0) for z, q, many in bill.sampled)
         and all(many <= choices.get(epsilon, 0) for epsilon, many in bill.choices)
     )
@@ -219,7 +230,7 @@ def _empty(bill: _Bill) -> bool:
 
 
 def _gaussian_only(bill: _Bill) -> bool:
-    return not (bill.sampled or bill.choices)
+    return not (bill.sampled or bill.allocated or bill.choices)
 
 
 # --- privacy-loss distributions -----------------------------------------------------------------------------------------------------
@@ -229,7 +240,7 @@ def _gaussian_only(bill: _Bill) -> bool:
 def _pld_epsilon(bill: _Bill, delta: float) -> float:
     if _gaussian_only(bill):
         return gaussian_epsilon(bill.precision**-0.5, delta)
-    if sum(steps * q for _, q, steps in bill.sampled) <= delta and not (bill.precision or bill.choices):
+    if sum(steps * q for _, q, steps in bill.sampled) <= delta and not (bill.precision or bill.allocated or bill.choices):
         return 0.0  # no step has the record in its sample, but for this probability
     if delta <= FFT_ERROR:
         return _by_formulas(bill, delta)
@@ -238,7 +249,7 @@ def _pld_epsilon(bill: _Bill, delta: float) -> float:
     while (finer := max(finest, _part(epsilon))) < interval:
         interval = finer
         epsilon = _distributed_epsilon(bill, delta - FFT_ERROR, interval)
-    return min(epsilon, _by_formulas(bill, delta)) if interval == finest or not bill.sampled else epsilon
+    return min(epsilon, _by_formulas(bill, delta)) if interval == finest or not (bill.sampled or bill.allocated) else epsilon
 
 
 def _part(epsilon: float) -> float:
@@ -267,7 +278,7 @@ def _distributed_epsilon(bill: _Bill, delta: float, interval: float) -> float:
 
 def _by_formulas(bill: _Bill, delta: float) -> float:
     """An upper bound that takes no Fourier transform: pure releases added to the plain Gaussians; with sampled steps by Rényi."""
-    if bill.sampled:
+    if bill.sampled or bill.allocated:
         return _rdp_epsilon(bill, delta)
     pure = math.fsum(epsilon * count for epsilon, count in bill.choices)
     return pure + (gaussian_epsilon(bill.precision**-0.5, delta) if bill.precision else 0.0)
@@ -281,6 +292,8 @@ def _pld(bill: _Bill, interval: float) -> Any:
         total = total.compose(_gaussian_pld(bill.precision**-0.5, interval))
     for z, q, steps in bill.sampled:
         total = total.compose(_sampled_pld(z, q, steps, bill.relation, interval))
+    for z, batches, passes in bill.allocated:
+        total = total.compose(_allocated_pld(z, batches, interval).self_compose(passes))
     together, apart = bounded_range_kinds(bill.choices)
     for epsilon, count in apart:
         from dp_accounting.pld.common import DifferentialPrivacyParameters
@@ -290,7 +303,7 @@ def _pld(bill: _Bill, interval: float) -> Any:
     if not together:
         return total
     ranged = _choices_pld(together, interval)
-    return total.compose(ranged) if bill.precision or bill.sampled or apart else ranged
+    return total.compose(ranged) if bill.precision or bill.sampled or bill.allocated or apart else ranged
 
 
 def _interval(bill: _Bill) -> tuple[float, float]:
@@ -299,6 +312,7 @@ def _interval(bill: _Bill) -> tuple[float, float]:
     Rounding a loss l of a step up or down to the grid, its mean kept, adds at most min(h²/4, h·|l|) to its variance, h the spacing.
     """
     kinds = [(*_moments(z, q, bill.relation), steps) for z, q, steps in bill.sampled]
+    kinds += [(*allocated_moments(z, batches), 2 * passes) for z, batches, passes in bill.allocated]  # two roundings a pass
     kinds += [(bill.precision, bill.precision / 2, math.sqrt(bill.precision), 1)] if bill.precision else []
     kinds += [(epsilon**2 / 4, epsilon / 2, epsilon, count) for epsilon, count in bill.choices]
     variance, mean = (math.fsum(kind[place] * kind[-1] for kind in kinds) for place in (0, 1))
@@ -315,6 +329,7 @@ def _interval(bill: _Bill) -> tuple[float, float]:
 def _reach(bill: _Bill) -> float:
     """The largest loss of one step that is not cut off, about."""
     far = [max(0.0, (1 + 20 * z) / (2 * z**2) + math.log(q)) for z, q, _ in bill.sampled]
+    far += [(1 + 20 * z) / (2 * z**2) for z, _, _ in bill.allocated]
     return max([1e-9, *far, *(q * 20 / z for z, q, _ in bill.sampled), *(epsilon for epsilon, _ in bill.choices)])
 
 
@@ -367,12 +382,28 @@ def _sampled_pld(z: float, q: float, steps: int, relation: Relation, interval: f
     return pld.from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=interval, neighboring_relation=neighbours)
 
 
+@lru_cache(maxsize=64)
+def _allocated_pld(z: float, batches: int, interval: float) -> Any:
+    """One pass, in both directions. Its own grid may be coarser, but has points of this one only."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    ratio = refined(allocated_ratio(z, batches, interval), interval)
+    present = ratio.masses * np.exp(ratio.losses)
+    first, last = ratio.first, ratio.first + len(present) - 1
+    rest = max(0.0, 1.0 - float(present.sum()))
+    make = pld_pmf.DensePLDPmf
+    return pld.PrivacyLossDistribution(
+        make(interval, first, present, rest, True), make(interval, -last, ratio.masses[::-1].copy(), ratio.zero, True)
+    )
+
+
 # --- Opacus' PRV ----------------------------------------------------------------------------------------------------------------------
 
 
 def _prv_epsilon(bill: _Bill, delta: float) -> float:
-    if bill.choices:
-        raise ValueError("accountant 'prv': covers Gaussian noise only; use 'pld'")
+    if bill.choices or bill.allocated:
+        raise ValueError("accountant 'prv': covers Gaussian noise, sampled by Poisson batches or not, only; use 'pld'")
     if bill.sampled and bill.relation != "add_remove":
         raise ValueError(f"accountant 'prv': covers sampling under 'add_remove' only, not {bill.relation!r}; use 'pld'")
     from opacus.accountants import PRVAccountant
@@ -398,6 +429,8 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
     total = orders * bill.precision / 2
     for z, q, steps in bill.sampled:
         total = total + steps * (_sampled_rdp(z, q) if bill.relation == "add_remove" else _replaced_rdp(z, q))
+    for z, batches, passes in bill.allocated:
+        total = total + passes * allocated_renyi(z, batches, ORDERS)
     for epsilon, count in bill.choices:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 8)  # range ε is ε²/8-concentrated (Cesar & Rogers 2021)
     return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent

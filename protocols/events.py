@@ -16,13 +16,13 @@ shares
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from .copies import check_own
 
 __all__ = [
-    "EVENTS", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "Unit", "event_from", "event_to",
-    "known_shares", "unsampled",
+    "EVENTS", "AllocatedGaussianEvent", "ChoiceEvent", "Event", "GaussianEvent", "Relation", "SampledGaussianEvent", "Unit", "event_from",
+    "event_to", "known_shares", "training_event", "unsampled",
 ]  # fmt: skip
 
 Relation = Literal["add_remove", "replace_one"]
@@ -74,6 +74,40 @@ class SampledGaussianEvent:
 
 
 @dataclass(frozen=True)
+class AllocatedGaussianEvent:
+    """`passes` passes of `batches` sums: each pass puts each record into one of its batches, drawn evenly and secretly (`allocation`).
+
+    A record contributes a vector of norm at most `norm_bound` to its batch; the noise on each sum has the standard deviation
+    noise_multiplier · norm_bound. The unit is always "sample", and the relation "add_remove".
+    """
+
+    noise_multiplier: float
+    batches: int
+    passes: int
+    norm_bound: float
+    relation: Relation = "add_remove"
+    unit: Unit = "sample"
+    shares: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        _check(self, positive=("noise_multiplier", "norm_bound"), counts=("batches", "passes"))
+        if self.unit != "sample":
+            raise ValueError(f"AllocatedGaussianEvent.unit: {self.unit!r}: who is drawn must be secret, as only samples of a client are")
+        if self.relation != "add_remove":
+            raise ValueError(f"AllocatedGaussianEvent.relation: {self.relation!r} has no known price; use 'add_remove'")
+
+    @property
+    def steps(self) -> int:
+        """The number of sums."""
+        return self.batches * self.passes
+
+    @property
+    def sampling_rate(self) -> float:
+        """The share of the records in a batch, on average."""
+        return 1 / self.batches
+
+
+@dataclass(frozen=True)
 class ChoiceEvent:
     """An index chosen by the exponential mechanism (noisy argmin): pure `epsilon`, and `epsilon`-bounded-range.
 
@@ -89,9 +123,19 @@ class ChoiceEvent:
         _check(self, positive=("epsilon",))
 
 
-Event = GaussianEvent | SampledGaussianEvent | ChoiceEvent
+Event = GaussianEvent | SampledGaussianEvent | AllocatedGaussianEvent | ChoiceEvent
 EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 """Every kind of event there is, by name."""
+
+
+def training_event(
+    noise_multiplier: float, sampling_rate: float, steps: int, norm_bound: float, relation: Relation, shares: int = 0,
+    allocated: bool = False,
+) -> SampledGaussianEvent | AllocatedGaussianEvent:  # fmt: skip
+    """The event of private training: `steps` Poisson batches, or whole passes of 1/`sampling_rate` batches where they are `allocated`."""
+    if allocated:
+        return AllocatedGaussianEvent(noise_multiplier, round(1 / sampling_rate), round(steps * sampling_rate), norm_bound, relation)
+    return SampledGaussianEvent(noise_multiplier, sampling_rate, steps, norm_bound, relation, shares=shares)
 
 
 def _check(event: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
@@ -133,12 +177,14 @@ def known_shares(event: Event, known: int) -> Event | None:
 
 
 def unsampled(event: Event) -> Event:
-    """The event of a value whose Poisson batches are no secret any more: all records in each step. Others stay as they are.
+    """The event of a value whose batches are no secret any more: all records in each step. Others stay as they are.
 
     It is a bound for any knowledge of the batches: a mixture of Gaussians that a record moves or not is no easier to tell from its
     neighbour's than the Gaussians themselves.
     """
     check_own("privacy event", event, *EVENTS.values())
+    if isinstance(event, AllocatedGaussianEvent):
+        return replace(event, batches=1)
     return replace(event, sampling_rate=1.0) if isinstance(event, SampledGaussianEvent) else event
 
 

@@ -36,7 +36,7 @@ import numpy as np
 from scipy import stats
 
 from ...protocols.accounting import deltas_of, epsilon_of
-from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent
+from ...protocols.events import AllocatedGaussianEvent, ChoiceEvent, Event, SampledGaussianEvent
 from ...types import Array
 
 __all__ = ["AreaCounts", "NoiseClaim", "ThresholdCounts", "claim_of_clients", "claim_p_value", "counts_of", "epsilon_refuted", "scaled"]
@@ -83,7 +83,7 @@ class NoiseClaim:
     """What a ledger claims: the `events` of the client that spent most, at `delta`.
 
     `covering` are events that cover those of each client with canaries, where clients differ; () where `events` do. `summed`: the one event
-    is of steps on Poisson batches at parameters that stay as they are, and scores come from the sum over all steps alone. That shows less
+    is of steps on secret batches at parameters that stay as they are, and scores come from the sum over all steps alone. That shows less
     than the steps one by one, so the price of the events stands, and the trade-off function is that of the sum.
     """
 
@@ -140,10 +140,13 @@ def _sums(events: tuple[Event, ...], factor: float) -> tuple[Array, Array]:
     A canary that is in adds its norm bound as often as it is drawn; one that is out adds nothing, or under "replace_one" takes as much off.
     """
     (event,) = scaled(events, factor)
-    assert isinstance(event, SampledGaussianEvent)  # as `NoiseClaim` says
+    assert isinstance(event, SampledGaussianEvent | AllocatedGaussianEvent)  # as `NoiseClaim` says
     spread = event.noise_multiplier * math.sqrt(event.steps)
     times = np.arange(event.steps + 1)
-    likely = stats.binom.pmf(times, event.steps, event.sampling_rate)
+    if isinstance(event, AllocatedGaussianEvent):  # once in each pass
+        likely = (times == event.passes).astype(float)
+    else:
+        likely = stats.binom.pmf(times, event.steps, event.sampling_rate)
     times, likely = times[likely > TINY], likely[likely > TINY]
     swaps = event.relation == "replace_one"
     edges = np.linspace(times[-1] + 9 * spread, -swaps * times[-1] - 9 * spread, POINTS)

@@ -33,7 +33,7 @@ from ...federation.values import Origin
 from ...privacy.private_signatures import sketch_directions
 from ...privacy.settings import Noise
 from ...protocols.entropy import Entropy
-from ...protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
+from ...protocols.events import AllocatedGaussianEvent, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from ...protocols.keys import Identity
 from ...protocols.ledger import Ledger
 from ...protocols.mechanisms import clip
@@ -268,7 +268,9 @@ def noise_per_client(event: GaussianEvent, rng: np.random.Generator, entropy: En
     return CanaryGame(np.tensordot(np.stack(seen), along, 2) - (1.0 + low) / 2, coins)
 
 
-def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0) -> CanaryGame:
+def training(
+    event: SampledGaussianEvent | AllocatedGaussianEvent, rng: np.random.Generator, entropy: Entropy, colluding: int = 0
+) -> CanaryGame:
     """One client's private training (`training.Train`), on softmax regression from zero: a canary is one long pixel with one label.
 
     Its gradient has that pixel's column of the weights to itself, and so a batch more of it is a step along its own direction. (Where
@@ -290,6 +292,7 @@ def training(event: SampledGaussianEvent, rng: np.random.Generator, entropy: Ent
     train = Train(
         model, max(1, round(event.steps * event.sampling_rate)), 0, 1e-6, clip_norm=norm, sampling_rate=event.sampling_rate,
         noise_multiplier=event.noise_multiplier, public_samples=EACH // 2, relation=event.relation, shares=event.shares,
+        allocated=isinstance(event, AllocatedGaussianEvent),
     )  # fmt: skip
     if train.steps != event.steps:
         raise ValueError(f"event: {event.steps} steps at rate {event.sampling_rate} are no whole epochs, as trainings have")
@@ -375,4 +378,6 @@ def quiet(event: Event) -> Event:
         return replace(event, noise_multiplier=1e-3)
     if isinstance(event, SampledGaussianEvent):
         return replace(event, noise_multiplier=1e-3, sampling_rate=1.0)
+    if isinstance(event, AllocatedGaussianEvent):
+        return replace(event, noise_multiplier=1e-3, batches=1)
     return replace(event, epsilon=50.0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
+from ...protocols.events import AllocatedGaussianEvent, ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
 from ...types import Array
 from . import dp_mechanisms as games
 
@@ -63,11 +63,16 @@ def _total(event: GaussianEvent, canaries: int, rng: np.random.Generator, share:
     return games.CanaryGame((own / scale * count - (0.0 if swaps else 0.5)).ravel(), coins.ravel())
 
 
-def _training(event: SampledGaussianEvent, canaries: int, rng: np.random.Generator, share: float) -> games.CanaryGame:
+def _training(
+    event: SampledGaussianEvent | AllocatedGaussianEvent, canaries: int, rng: np.random.Generator, share: float
+) -> games.CanaryGame:
     """All steps of private training at parameters that hardly move: batches drawn, clipped, summed, with noise in each step."""
     swaps = event.relation == "replace_one"
     coins = _coins(rng, canaries, games.EACH)
-    drawn = rng.binomial(event.steps, event.sampling_rate, size=coins.shape)
+    if isinstance(event, AllocatedGaussianEvent):  # once in each pass
+        drawn = np.full(coins.shape, event.passes)
+    else:
+        drawn = rng.binomial(event.steps, event.sampling_rate, size=coins.shape)
     times = drawn * np.where(coins, 1.0, -1.0 if swaps else 0.0)
     norm = 1.0 if event.shares else event.norm_bound  # of a gradient
     length = games.PIXEL * norm / np.sqrt(1 - 1 / games.LABELS)  # of a canary; its gradient is clipped together with that of the bias

@@ -27,7 +27,7 @@ from ...privacy.client_level import LocalGram
 from ...privacy.private_signatures import moment_event, sum_event
 from ...protocols.entropy import Entropy, system_entropy
 from ...protocols.errors import ProtocolError
-from ...protocols.events import ChoiceEvent, Event, SampledGaussianEvent, known_shares
+from ...protocols.events import ChoiceEvent, Event, known_shares, training_event
 from ...randomness import stream
 from ...types import Array, ClientData, Population
 from ..figures.leakage import Case, Cell, nothing
@@ -120,7 +120,7 @@ def releases(config: Config, population: Population) -> dict[str, tuple[str, Eve
         priced["choice_epsilon"] = ("choice", ChoiceEvent(noise.choice, relation, "sample"))
     if noise.training:
         steps = 1 if noise.shares else max(1, round(config.training.epochs / noise.sampling_rate))
-        event = SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares)
+        event = training_event(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, noise.shares, noise.allocated)
         priced["training_epsilon"] = ("training", event)
     return priced
 

@@ -193,7 +193,7 @@ def _expected(train: Train, client: ClientData, step: ClientStep) -> Array:
     """The update (d,) that a client's own samples would have made without noise, in full batches: clipped sums over the public number."""
     samples = len(client.y_train)
     calm = replace(
-        train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, batch_size=0, epochs=train.steps,
+        train, noise_multiplier=0.0, sampling_rate=0.0, shares=0, allocated=False, batch_size=0, epochs=train.steps,
         lr=train.lr * samples / train.public_samples,
     )  # fmt: skip
     vectors = {"model": step.start} | {name: vector for name, vector in step.beside.items() if name == "anchor"}
@@ -229,4 +229,5 @@ def _spread(train: Train, members: int, left: float = 1.0) -> UpdateScatter:
     noise = train.noise_multiplier * train.clip_norm / (train.sampling_rate * np.sqrt(steps))  # in each coordinate
     if train.shares:
         noise *= np.sqrt(members / train.shares)
-    return UpdateScatter(noise, left * noise, train.sampling_rate, steps)
+    rate = 1.0 if train.allocated else train.sampling_rate  # allocated: each sample is in as many batches
+    return UpdateScatter(noise, left * noise, rate, steps)

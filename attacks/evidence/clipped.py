@@ -15,7 +15,7 @@ from ...engine.device import tensor
 from ...engine.models import Model
 from ...engine.sample_gradients import gradients_by_sample
 from ...experiments.config.config import Config
-from ...privacy.settings import Noise
+from ...privacy.settings import Noise, share_of_batch
 from ...protocols.mechanisms import clip
 from ...types import Array
 
@@ -43,8 +43,8 @@ class ClippingEngine:
 
 
 def sampling_rate(config: Config) -> float:
-    """The rate of Poisson batches under unit = "sample"."""
-    return config.training.batch_size / config.privacy.samples if config.training.batch_size and config.privacy.samples else 1.0
+    """The rate of batches under unit = "sample"."""
+    return share_of_batch(config.privacy, config.training.batch_size)
 
 
 def engine_for(config: Config, engine: Engine) -> Engine | ClippingEngine:

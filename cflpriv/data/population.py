@@ -1,6 +1,6 @@
 """From a plain specification to a population of clients with known true groups."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..randomness import Stream, stream
 from ..types import Array, ClientData, DataChange, Population
 from . import partition as split
+from . import scattering, whitened_scattering
 from .datasets import Dataset, channel_statistics, data_directory, load_idx, load_npz
 from .drift import OWN, stages, with_stages
 from .held_out import with_held_out
@@ -21,7 +22,7 @@ from .periods import in_periods
 from .plausible import plausible
 from .raw_tables import FRAME, IN_PYTHON, TABLES, RawTable
 from .scaling import Scaling, scaled
-from .scattering import FEATURE_MEAN, FEATURE_STD, features
+from .scattering import FEATURE_MEAN, FEATURE_STD
 from .shifts import conform, label_permutations, mixture_layout, rotate, shift_labels, swap_labels
 from .spec import DATASETS, PARTITIONS, DataSpec, check_spec, refuse, register_dataset
 from .tables import Columns, load_table, table_dataset
@@ -73,7 +74,7 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         partition, changes = _by_periods(spec, dataset, partition)
     else:
         changes = _changes(spec, dataset, partition, later, shifts or (_unchanged,))
-    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds, mapped=spec.features != "none")
+    clients, clipped = _clients(dataset, partition, shifts or (_unchanged,), kinds, features=spec.features)
     scaling = dataset.scaling
     return Population(
         name=f"{spec.source}/{spec.partition}",
@@ -114,7 +115,7 @@ def _changes(
             at, count = partition.ids.index(client), spec.samples_per_client
             own = np.sort(later[client][taken[client] : taken[client] + count])
             alone = replace(partition, ids=(client,), train=(own,), test=(partition.test[at],), groups=(group,))
-            (data,), _ = _clients(dataset, alone, shifts, [group % len(shifts)], mapped=spec.features != "none")
+            (data,), _ = _clients(dataset, alone, shifts, [group % len(shifts)], features=spec.features)
             made.append(DataChange(entry.round, client, group, data))
             taken[client], group_of[client] = taken[client] + count, group
     return tuple(made)
@@ -289,11 +290,18 @@ def _text_notes(texts: Texts, entries: Sequence[str], cut: dict[str, list[tuple[
     )
 
 
+FEATURES: Mapping[str, Callable[[Array], Array]] = {
+    "scattering": scattering.features,
+    "whitened_scattering": whitened_scattering.features,
+}
+"""By the value of `data.features`: images -> features, of which `FEATURE_MEAN` and `FEATURE_STD` are what models normalise by."""
+
+
 def _unchanged(x: Array, y: Array) -> tuple[Array, Array]:
     return x, y
 
 
-def _featured(shift: Shift, x: Array, y: Array) -> tuple[Array, Array]:
+def _featured(shift: Shift, features: Callable[[Array], Array], x: Array, y: Array) -> tuple[Array, Array]:
     x, y = shift(x, y)
     return features(x), y
 
@@ -351,16 +359,16 @@ def _rows(array: Array, places: Array) -> Array:
 
 
 def _clients(
-    dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0, *, mapped: bool = False
+    dataset: Dataset, partition: Partition, shifts: Sequence[Shift], kinds: Sequence[int], first_id: int = 0, *, features: str = "none"
 ) -> tuple[tuple[ClientData, ...], tuple[str, ...]]:
     """Each client's own arrays, client i changed by `shifts[kinds[i]]`, and notes. Equal test sets under the same shift are one array.
 
-    `mapped`: images are replaced by their `features` after that, once.
+    `features`: by which map, if any, images are replaced after that, once.
     """
     if dataset.scaling is not None:
         return _scaled_clients(dataset, dataset.scaling, partition, shifts, kinds)
-    if mapped:
-        shifts = [partial(_featured, shift) for shift in shifts]
+    if features != "none":
+        shifts = [partial(_featured, shift, FEATURES[features]) for shift in shifts]
     shared: dict[tuple[bytes, int], tuple[Array, Array]] = {}
     clients = []
     for client, train, test, kind in zip(partition.ids, partition.train, partition.test, kinds, strict=True):
@@ -408,10 +416,9 @@ def _build_mixture(spec: DataSpec, directory: str | Path | None) -> Population:
         except InputError as error:
             raise InputError(f"[data] sources: {name}: {error}") from None
         conformed = [partial(_conformed, layout.shape, offset)]
-        added, _ = _clients(dataset, part, conformed, [0] * count, first_id=len(clients), mapped=spec.features != "none")
+        added, _ = _clients(dataset, part, conformed, [0] * count, first_id=len(clients), features=spec.features)
         clients += added
         groups += [group] * count
         notes += dataset.notes
-    mapped = spec.features != "none"
-    mean, std = (FEATURE_MEAN, FEATURE_STD) if mapped else channel_statistics(client.x_train for client in clients)
+    mean, std = (FEATURE_MEAN, FEATURE_STD) if spec.features != "none" else channel_statistics(client.x_train for client in clients)
     return Population("mixture/iid", tuple(clients), tuple(groups), layout.classes, mean, std, tuple(notes))

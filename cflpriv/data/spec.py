@@ -214,10 +214,10 @@ class DataSpec:
         Key("held_out `last`: so many samples before these are left out, since they share measurements with these.", "[0, inf)", "samples"),
     ] = 0
     features: Annotated[
-        Literal["none", "scattering"],
+        Literal["none", "scattering", "whitened_scattering"],
         Key(
             "images: each sample is replaced by public features that depend on it alone, once: normalised wavelet `scattering` (Tramèr & "
-            "Boneh 2021). They cost no privacy."
+            "Boneh 2021), also centred and levelled by drawn images (`whitened_scattering`). They cost no privacy."
         ),
     ] = "none"
     drift: Annotated[

@@ -37,6 +37,9 @@ def noise_of(steps: m.NoisySteps) -> Noise:
     numbers = (steps.training, steps.signature, steps.choice)
     if not all(0 <= number < float("inf") for number in numbers) or not 0 < steps.sampling_rate <= 1:
         raise RemoteError("malformed")
+    whole = abs(round(1 / steps.sampling_rate) * steps.sampling_rate - 1) < 1e-9
+    if steps.allocated and (steps.shares or not whole or steps.relation != "add_remove"):
+        raise RemoteError("malformed")
     return Noise(*structs.astuple(steps))
 
 

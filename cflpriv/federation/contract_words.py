@@ -201,6 +201,8 @@ def _private(contract: Contract, privacy: dict[str, Any], protection: Protection
             who, whom = "the helpers add the noise to sums", f"from everybody, {protection.helpers_colluding} of the helpers among them"
         yield f"               {who}, in the private form of each task: it protects {whom};"
         batches = f"random batches of about {noise.sampling_rate * noise.samples:.0f} of {noise.samples:g} samples"
+        if noise.allocated:
+            batches += ", each sample in one of them a pass"
         yield f"               clip {noise.clip_norm:g}, {noise.training:.3g} x clip a step, {batches}"
 
 

@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 14
+VERSION = 15
 LIMIT_BYTES = 1 << 31
 
 # --- noise
@@ -56,6 +56,7 @@ class NoisySteps(FederationMessage, frozen=True):
     loss_cap: float
     seed: int
     shares: Count
+    allocated: bool = False
 
 
 class Bounded(FederationMessage, frozen=True):

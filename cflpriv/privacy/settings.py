@@ -24,7 +24,7 @@ from ..errors import CflprivWarning, InputError
 from ..keys import Key, check_ranges, readable
 from ..protocols.accounting import calibrate, epsilon_of
 from ..protocols.entropy import Entropy, derive, keystream
-from ..protocols.events import ChoiceEvent, Event, GaussianEvent, SampledGaussianEvent
+from ..protocols.events import ChoiceEvent, Event, GaussianEvent, training_event
 from ..protocols.ledger import PrivacyBudget
 from ..protocols.shared_noise import SharedNoise
 
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "noise_of_mean", "plan_noise", "secret_key",
-    "secret_of", "updates_only",
+    "secret_of", "share_of_batch", "updates_only",
 ]  # fmt: skip
+
+
+SAMPLING = ("poisson", "balls_in_bins")
+"""How batches are drawn; no accountant covers others."""
 
 
 @readable
@@ -62,7 +66,12 @@ class Privacy:
         Key("unit `sample`: public number that sums over a client's samples are divided by; needed there.", "[0, inf)", "samples"),
     ] = 0
     sampling: Annotated[
-        str, Key("unit `sample`: how batches are drawn; the accountants cover Poisson sampling only.", known=lambda: ("poisson",))
+        str,
+        Key(
+            "unit `sample`: each sample joins each batch by its own coin (`poisson`), or one random batch of each pass (`balls_in_bins`), "
+            "which needs less noise where passes are few.",
+            known=lambda: SAMPLING,
+        ),
     ] = "poisson"
     sketch_dim: Annotated[
         int, Key("unit `sample`: dimensions to which a signature is projected before noise; 0: none.", "[0, inf)", "dimensions")
@@ -121,14 +130,23 @@ class Privacy:
             raise InputError(
                 f"privacy.updates = {self.updates!r} with privacy.unit = {self.unit!r}: is of whole updates, for unit = 'client'"
             )
-        if self.sampling != "poisson":
-            raise InputError(
-                f"privacy.sampling = {self.sampling!r}: the accountants cover 'poisson' only (each sample by its own coin), not batches of "
-                "a fixed size, shuffled or drawn without replacement"
-            )
+        self._check_sampling()
         for operation in self.local:
             if operation != "gram" or self.unit != "client":
                 raise InputError(f"privacy.local = {list(self.local)}: only 'gram' under unit = 'client' can be released by local noise")
+
+    def _check_sampling(self) -> None:
+        key = f"privacy.sampling = {self.sampling!r}"
+        if self.sampling not in SAMPLING:
+            raise InputError(
+                f"{key}: the accountants cover {' and '.join(map(repr, SAMPLING))} only, not batches of a fixed size, shuffled or drawn "
+                "without replacement"
+            )
+        if self.sampling != "poisson":
+            needed = {"unit": "sample", "relation": "add_remove", "noise": "per_client"}
+            for name, value in needed.items():
+                if getattr(self, name) != value:
+                    raise InputError(f"{key} with privacy.{name} = {getattr(self, name)!r}: is for privacy.{name} = {value!r} only")
 
     def _check_clip_quantile(self) -> None:
         key = f"privacy.clip_quantile = {self.clip_quantile}"
@@ -207,8 +225,9 @@ class Noise:
     """What a private task needs to know, all of it public.
 
     training, signature: noise multipliers; choice: the ε of one choice, for which scores take `1 / choice` as their multiplier.
-    sampling_rate and samples: Poisson batches of a share of the records, sums divided by sampling_rate · samples. shares: of how many
-    clients a secure sum has the noise of training (0: each client adds all of it to each step).
+    sampling_rate and samples: batches of a share of the records, sums divided by sampling_rate · samples. shares: of how many clients a
+    secure sum has the noise of training (0: each client adds all of it to each step). allocated: each sample is in one batch of each pass
+    (`protocols.allocation`); else batches are Poisson.
     """
 
     relation: Literal["add_remove", "replace_one"]
@@ -222,6 +241,7 @@ class Noise:
     loss_cap: float
     seed: int
     shares: int = 0
+    allocated: bool = False
 
 
 def noise_of_mean(noise: Noise, clients: float, helper_sets: int) -> float:
@@ -253,11 +273,10 @@ def plan_noise(privacy: Privacy, releases: Releases, *, epochs: int, batch_size:
 
     Raises `InputError` for what cannot be; it needs no data.
     """
-    rate = 1.0
     check_samples(privacy, releases, batch_size)
     trains = bool(releases.trainings or releases.extra_epochs)
-    if trains:
-        rate = batch_size / privacy.samples if batch_size else 1.0
+    rate = share_of_batch(privacy, batch_size) if trains else 1.0
+    allocated = rate < 1 and privacy.sampling == "balls_in_bins"
     epsilon, delta, relation = privacy.epsilon, privacy.delta, privacy.relation
     fixed: list[Event] = []
     signature = choice = training = 0.0
@@ -274,15 +293,23 @@ def plan_noise(privacy: Privacy, releases: Releases, *, epochs: int, batch_size:
         sampled = _steps(releases, epochs, rate, shares)
 
         def events(z: float) -> list[Event]:
-            return [*fixed, SampledGaussianEvent(z, rate, sampled, privacy.clip_norm, relation, shares=shares)]
+            return [*fixed, training_event(z, rate, sampled, privacy.clip_norm, relation, shares, allocated)]
 
         if epsilon_of(fixed, delta) >= epsilon:
             parts = f"{privacy.signature_share:g} and {privacy.choice_share:g}"
             raise InputError(f"privacy.signature_share, privacy.choice_share = {parts}: leave nothing to train with")
         training = calibrate(events, epsilon, delta)
     return Noise(
-        relation, training, signature, choice, privacy.clip_norm, rate, privacy.samples, privacy.sketch_dim, privacy.loss_cap, seed, shares
-    )
+        relation, training, signature, choice, privacy.clip_norm, rate, privacy.samples, privacy.sketch_dim, privacy.loss_cap, seed, shares,
+        allocated,
+    )  # fmt: skip
+
+
+def share_of_batch(privacy: Privacy, batch_size: int) -> float:
+    """The share of the public number of samples that a batch of `batch_size` (0: all) has on average."""
+    if not (batch_size and privacy.samples):
+        return 1.0
+    return batch_size / privacy.samples if privacy.sampling == "poisson" else 1 / math.ceil(privacy.samples / batch_size)
 
 
 def _steps(releases: Releases, epochs: int, rate: float, shares: int) -> int:
@@ -300,7 +327,8 @@ def events_of_plan(noise: Noise, releases: Releases, epochs: int) -> tuple[Event
     if releases.choices:
         events += [ChoiceEvent(noise.choice, relation, "sample")] * releases.choices
     if steps := _steps(releases, epochs, noise.sampling_rate, noise.shares):
-        events.append(SampledGaussianEvent(noise.training, noise.sampling_rate, steps, noise.clip_norm, relation, shares=noise.shares))
+        rate, norm = noise.sampling_rate, noise.clip_norm
+        events.append(training_event(noise.training, rate, steps, norm, relation, noise.shares, noise.allocated))
     return tuple(events)
 
 

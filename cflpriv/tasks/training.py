@@ -26,7 +26,7 @@ from ..errors import InputError, TrainingDiverged
 from ..keys import Key, check_ranges, readable
 from ..privacy.settings import Noise, secret_key
 from ..protocols.entropy import derive, uniforms
-from ..protocols.events import Event, Relation, SampledGaussianEvent
+from ..protocols.events import Event, Relation, training_event
 from ..protocols.mechanisms import snap, spacing
 from ..types import Array, Parts
 
@@ -80,6 +80,7 @@ class Train:
     above 0, batches are used in pairs: g is taken at θ − maml_lr·g′, g′ being the gradient on the first of the pair (first-order MAML).
     With `clip_norm` above 0 each sample's gradient is scaled down to that norm before averaging. With `sampling_rate` q above 0 batches
     are Poisson: round(epochs / q) steps, each with every sample independently with probability q, sums divided by q·n (DP-SGD, less noise).
+    With `allocated` each epoch has 1/q batches instead, and each sample is in one of them, drawn evenly (`protocols.allocation`).
     With `noise_multiplier` z above 0 (the private form, see `private`) each sum of clipped gradients gets Gaussian noise of z·clip_norm and
     is divided by q·`public_samples`; batches and noise come from the client's cryptographic source. Source: Abadi et al. 2016,
     Algorithm 1. Deviations: the divisor is public; norms are taken in float64, whatever the model's dtype.
@@ -117,6 +118,7 @@ class Train:
     optimizer: Optimizer = "sgd"
     update_norm: Amount = 0.0
     augment: Augment = ()
+    allocated: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(type(self), vars(self), "training")
@@ -141,6 +143,13 @@ class Train:
             raise InputError(
                 f"training.noise_multiplier: {self.noise_multiplier} needs clip_norm, sampling_rate and public_samples above 0 "
                 f"({self.clip_norm}, {self.sampling_rate}, {self.public_samples})"
+            )
+        if self.allocated and (
+            self.shares or not self.noise_multiplier or abs(round(1 / self.sampling_rate) * self.sampling_rate - 1) > 1e-9
+        ):
+            raise InputError(
+                f"training.allocated: needs noise_multiplier above 0, a whole 1 / sampling_rate and shares = 0 ({self.noise_multiplier}, "
+                f"{self.sampling_rate}, {self.shares})"
             )
         if self.shares:
             alone = ("noise_multiplier", "clip_norm", "sampling_rate", "public_samples")
@@ -172,6 +181,7 @@ class Train:
         return replace(
             self, clip_norm=noise.clip_norm, sampling_rate=noise.sampling_rate, noise_multiplier=noise.training,
             public_samples=noise.samples, relation=noise.relation, shares=noise.shares,
+            allocated=noise.allocated,
         )  # fmt: skip
 
     @property
@@ -180,7 +190,7 @@ class Train:
         if not self.noise_multiplier:
             return {}
         bound = self.moves if self.shares else self.clip_norm
-        event = SampledGaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, bound, self.relation, shares=self.shares)
+        event = training_event(self.noise_multiplier, self.sampling_rate, self.steps, bound, self.relation, self.shares, self.allocated)
         return {"steps": event}
 
     @property
@@ -192,7 +202,7 @@ class Train:
 
     @property
     def steps(self) -> int:
-        """The number of Poisson batches."""
+        """The number of batches, Poisson or allocated."""
         return 1 if self.shares else max(1, round(self.epochs / self.sampling_rate))
 
     @property
@@ -213,6 +223,10 @@ class Train:
     def _batches(self, task_input: TaskInput) -> list[Array]:
         count = len(task_input.data.y_train)
         size = self.batch_size or count
+        if self.noise_multiplier and self.allocated:
+            places = uniforms(derive(secret_key(task_input), "batches"), self.epochs * count).reshape(self.epochs, count)
+            numbers = np.floor(places * round(1 / self.sampling_rate))
+            return [np.flatnonzero(row == batch) for row in numbers for batch in range(round(1 / self.sampling_rate))]
         if self.noise_multiplier:
             coins = uniforms(derive(secret_key(task_input), "batches"), self.steps * count).reshape(self.steps, count)
             return [np.flatnonzero(row < self.sampling_rate) for row in coins]

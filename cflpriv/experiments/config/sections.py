@@ -71,7 +71,7 @@ class TrainingSection:
         Literal["none", "private"],
         Key(
             "Defaults for keys that are left out. `private`, for images under sample-level privacy: a linear model of public features "
-            '(`data.features = "scattering"`, `model.name = "linear"`); the other values follow from the budget as without it.'
+            '(`data.features = "whitened_scattering"`, `model.name = "linear"`); the other values follow from the budget as without it.'
         ),
     ] = "none"
     rounds: Annotated[int, Key("Rounds of training; left out under sample-level privacy: 100.", "[0, inf)", "rounds")] = 20

@@ -1,5 +1,6 @@
 """Scattering against sums over all pixels, and against kymatio's values; a sample's features depend on this sample alone."""
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from cflpriv.data import build_population
+from cflpriv.data import whitened_scattering as whitened
 from cflpriv.data.datasets import Dataset
-from cflpriv.data.scattering import FEATURE_MEAN, FEATURE_STD, feature_shape, features, scattering
+from cflpriv.data.scattering import FEATURE_MEAN, FEATURE_STD, RANGE, feature_shape, features, scattering
 from cflpriv.data.spec import DataSpec, register_dataset
 from cflpriv.engine.models import Model
 from cflpriv.errors import InputError
@@ -100,10 +102,11 @@ def test_channels_are_by_themselves_and_sides_need_not_be_multiples_of_four() ->
         np.testing.assert_allclose(made[0, 81 * channel : 81 * channel + 81], alone[0], atol=1e-6)
 
 
-def test_a_sample_has_the_same_features_to_the_bit_beside_any_others() -> None:
+@pytest.mark.parametrize("made_of", [features, whitened.features])
+def test_a_sample_has_the_same_features_to_the_bit_beside_any_others(made_of: Callable[[Array], Array]) -> None:
     x = np.random.default_rng(0).random((5, 1, 12, 12)).astype(np.float32)
-    whole = features(x)
-    assert np.array_equal(features(x[[3, 1]]), whole[[3, 1]])
+    whole = made_of(x)
+    assert np.array_equal(made_of(x[[3, 1]]), whole[[3, 1]])
     assert whole.dtype == np.float32
     assert 0 <= whole.min() < whole.max() <= 1
 
@@ -113,6 +116,21 @@ def test_the_model_is_given_group_normalised_scattering() -> None:
     model = Model("linear", feature_shape(x.shape[1:]), 3, mean=FEATURE_MEAN, std=FEATURE_STD)
     expected = functional.group_norm(torch.from_numpy(scattering(x)), 54)
     np.testing.assert_allclose(model.inputs(features(x)).numpy(), expected.numpy(), atol=2e-5)
+
+
+def test_whitened_features_of_drawings_are_centred_and_level() -> None:
+    """Along each direction of their own moment, whose mean is subtracted, drawings vary by no more than the level; nothing else changes."""
+    shape = (1, 12, 12)
+    x = whitened.drawn_images(shape, whitened.DRAWINGS)
+    assert x.min() == 0
+    assert x.max() <= 1
+    assert np.array_equal(x[:3], whitened.drawn_images(shape, 3)), "always the same"
+    plain, made = ((map_(x).reshape(len(x), -1) - 0.5) * 2 * RANGE for map_ in (features, whitened.features))
+    np.testing.assert_allclose(made.mean(0), 0, atol=1e-3)
+    before, after = (np.linalg.eigvalsh(np.cov(rows.T, bias=True))[::-1] for rows in (plain, made))
+    level = whitened.LEVEL * before.mean()
+    np.testing.assert_allclose(np.sort(after), np.sort(np.minimum(before, level)), rtol=1e-2, atol=1e-3 * level)
+    assert before[0] > 5 * level, "there is something to level"
 
 
 def test_clients_hold_features_of_their_rotated_images_and_public_statistics() -> None:
@@ -136,6 +154,13 @@ def test_clients_hold_features_of_their_rotated_images_and_public_statistics() -
 def test_tables_and_texts_have_none(keys: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"\[data\] features = 'scattering': is a map of images"):
         build_population(DataSpec(**keys, features="scattering"))  # type: ignore[arg-type]
+
+
+def test_clients_hold_whitened_features() -> None:
+    plain = build_population(DataSpec("usps_like", clients=4))
+    mapped = build_population(DataSpec("usps_like", clients=4, features="whitened_scattering"))
+    assert (mapped.mean, mapped.std, mapped.shape) == (FEATURE_MEAN, FEATURE_STD, (81, 4, 4))
+    assert np.array_equal(whitened.features(plain.clients[0].x_train), mapped.clients[0].x_train)
 
 
 def test_what_is_no_image_is_refused() -> None:

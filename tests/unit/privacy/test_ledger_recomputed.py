@@ -54,6 +54,16 @@ def of_sampled(z: float, q: float, relation: str, turned: bool) -> Law:
     return of_densities(first, second, float(x[1] - x[0]))
 
 
+def of_allocated(z: float, batches: int, turned: bool) -> Law:
+    """Of one pass: the mean of log-normal likelihood ratios, by a Fourier transform on an even grid of ratios."""
+    s, size = 1 / z, 1 << 20
+    step = (math.exp(s * s / 2 + 7 * s) + 3 * batches) / size
+    one = np.diff(stats.norm.cdf(np.log((np.arange(size) + 0.5) * step) / s + s / 2), prepend=0.0)
+    mass = np.maximum(fft.irfft(fft.rfft(one, 2 * size) ** batches, 2 * size), 0.0)[1:]
+    ratio = np.arange(1, 2 * size) * step / batches
+    return law_of(-np.log(ratio), mass) if turned else law_of(np.log(ratio), mass * ratio)
+
+
 def of_choice(epsilon: float, t: float) -> Law:
     """Two outcomes with the losses t and t − ε: the worst mechanism whose losses lie in such an interval."""
     p = (1 - np.exp(t - epsilon)) / (np.exp(t) - np.exp(t - epsilon)) * np.exp(t)
@@ -75,6 +85,8 @@ def composed(events: Counter[str], turned: bool, t: float) -> Law:
             one = of_sampled(event["noise_multiplier"], 1.0, "add_remove", turned)
         elif kind == "SampledGaussianEvent":
             one, times = of_sampled(event["noise_multiplier"], event["sampling_rate"], event["relation"], turned), count * event["steps"]
+        elif kind == "AllocatedGaussianEvent":
+            one, times = of_allocated(event["noise_multiplier"], event["batches"], turned), count * event["passes"]
         else:
             one = of_choice(event["epsilon"], t * event["epsilon"])
         transform = fft.rfft(fft.ifftshift(one)) ** times
@@ -106,6 +118,7 @@ SAMPLE, SHARED, CLIENT = {"unit": "sample"}, {"unit": "sample", "noise": "shared
 MODES = {
     "sample": Mode(SAMPLE),
     "sample, exchanged": Mode({**SAMPLE, **EXCHANGED}),
+    "sample, balls in bins": Mode({**SAMPLE, "sampling": "balls_in_bins"}),
     "sample, shared": Mode(SHARED, secure=True),
     "sample, shared, exchanged": Mode({**SHARED, **EXCHANGED}, secure=True),
     "client, trusted": Mode(CLIENT),

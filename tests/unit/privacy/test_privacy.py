@@ -365,6 +365,25 @@ def test_poisson_batches_come_from_the_secret_and_not_from_the_public_seed() -> 
     assert stats.binomtest(int(drawn.sum()), 40 * 200, 0.25).pvalue > ALPHA
 
 
+def test_balls_in_bins_put_each_sample_into_one_secret_batch_of_each_pass() -> None:
+    task = Train(linear(), epochs=60, lr=1.0).private(replace(NOISE, sampling_rate=0.25, allocated=True))
+    one, same, other = (task.batches(input_with_secret(client(), {}, label)) for label in ("a", "a", "b"))
+    assert all(np.array_equal(x, y) for x, y in zip(one, same, strict=True))
+    assert not all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+    assert len(one) == task.steps == 240
+    bins = np.empty((60, 40), np.int64)
+    for epoch in range(60):
+        batches = one[4 * epoch : 4 * epoch + 4]
+        assert sorted(np.concatenate(batches)) == list(range(40))
+        for number, batch in enumerate(batches):
+            bins[epoch, batch] = number
+    assert stats.chisquare(np.bincount(bins.ravel())).pvalue > ALPHA
+    together = np.bincount(4 * bins[:, 0] + bins[:, 1], minlength=16)  # two samples are drawn apart, and passes are
+    again = np.bincount((4 * bins[:-1] + bins[1:]).ravel(), minlength=16)
+    assert stats.chisquare(together).pvalue > ALPHA
+    assert stats.chisquare(again).pvalue > ALPHA
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("kind", ["auto", "torch", "sequential"])
 def test_no_neighbouring_clients_train_further_apart_than_the_event_says(relation: Any, kind: Any) -> None:
@@ -808,8 +827,11 @@ def test_an_interrupted_run_goes_on_with_its_ledger(tmp_path: Path, monkeypatch:
         ("privacy", {"delta": 1.0}, r"privacy\.delta"),
         ("privacy", {"clip_norm": 0.0}, r"privacy\.clip_norm"),
         ("privacy", {"clip_norm": -2.0}, r"privacy\.clip_norm"),
-        ("privacy", {"sampling": "shuffle"}, "the accountants cover 'poisson' only"),
-        ("privacy", {"sampling": "without_replacement"}, "the accountants cover 'poisson' only"),
+        ("privacy", {"sampling": "shuffle"}, "the accountants cover 'poisson' and 'balls_in_bins' only"),
+        ("privacy", {"sampling": "without_replacement"}, "the accountants cover 'poisson' and 'balls_in_bins' only"),
+        ("privacy", {"sampling": "balls_in_bins", "relation": "replace_one"}, r"is for privacy\.relation = 'add_remove' only"),
+        ("privacy", {"sampling": "balls_in_bins", "noise": "shared"}, r"is for privacy\.noise = 'per_client' only"),
+        ("privacy", {"sampling": "balls_in_bins", "unit": "client"}, r"is for privacy\.unit = 'sample' only"),
         ("privacy", {"samples": 4}, r"batch_size = 5: is above privacy\.samples"),
         ("privacy", {"signature_share": 1.0}, "signature_share"),
         ("privacy", {"relation": "swap"}, "relation"),

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
 from cflpriv.protocols.accounting import _gaussian_pld, _sampled_pld, calibrate, delta_of, epsilon_of
-from cflpriv.protocols.events import ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent, event_from, event_to, known_shares
+from cflpriv.protocols.events import (
+    AllocatedGaussianEvent,
+    ChoiceEvent,
+    Event,
+    GaussianEvent,
+    Relation,
+    SampledGaussianEvent,
+    event_from,
+    event_to,
+    known_shares,
+)
 from cflpriv.protocols.mechanisms import gaussian_delta, gaussian_epsilon
 
 
@@ -83,7 +93,14 @@ def test_a_joint_composition_is_never_worse_than_adding(z: float, zt: float, q: 
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.sampled_from([plain(3.0), plain(7.0), sampled(2.0, 0.1, 5), sampled(2.0, 1.0, 2)]), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(
+            [plain(3.0), plain(7.0), sampled(2.0, 0.1, 5), sampled(2.0, 1.0, 2), AllocatedGaussianEvent(4.0, 4, 1, 1.0, "add_remove")]
+        ),
+        max_size=30,
+    )
+)
 def test_counted_events_cost_what_the_listed_ones_cost(listed: list[Event]) -> None:
     assert epsilon_of(Counter(listed), 1e-5) == pytest.approx(epsilon_of(listed, 1e-5), rel=1e-12)
     assert epsilon_of(iter(listed), 1e-5) == epsilon_of(listed, 1e-5)
@@ -192,7 +209,7 @@ def test_what_is_not_known_is_refused() -> None:
         epsilon_of([plain(1.0)], 1e-5, "magic")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not compose"):
         epsilon_of([plain(1.0), plain(1.0, "replace_one")], 1e-5)
-    with pytest.raises(ValueError, match="covers Gaussian noise only"):
+    with pytest.raises(ValueError, match="covers Gaussian noise, sampled by Poisson batches or not, only"):
         epsilon_of([ChoiceEvent(1.0, "add_remove", "sample")], 1e-5, "prv")
     with pytest.raises(ValueError, match="'add_remove' only"):
         epsilon_of([sampled(1.0, 0.1, 1, "replace_one")], 1e-5, "prv")

@@ -51,6 +51,24 @@ def test_opacus_renyi_case_is_an_upper_bound() -> None:
     assert 0.8 * 7.32911117143 < cost(1.5, 0.04, 2250, 1e-5) < 7.32911117143
 
 
+PEERS = {
+    (3.0, 0.1, 512, 1e-6): (3.77, 0.005, "jax_privacy/accounting.py, the module's first example, to two digits"),
+    (9.66, 0.1, 512, 1e-6): (1.0, 0.005, "jax_privacy/accounting.py, the module's second example: the noise to two digits"),
+    (3.0, 0.1, 155, 1e-6): (2.0, 0.007, "jax_privacy/accounting.py, the module's third example: the last number of steps within 2"),
+    (0.5, 0.2, 3, 0.15594): (1.0, 0.001, "dp_accounting/pld/pld_privacy_accountant_test.py, test_poisson_subsampled_gaussian"),
+    (3**0.5, 1.0, 3, 0.126936): (1.0, 0.001, "dp_accounting/pld/pld_privacy_accountant_test.py, test_gaussian_basic"),
+    (4.530877117, 1.0, 1, 1e-6): (0.9466, 0.054, "dp_accounting/rdp/rdp_privacy_accountant_test.py: Rényi, an upper end of 1"),
+    (1.5, 0.04, 2250, 1e-5): (6.767, 0.0105, "opacus/tests/accountants_test.py, test_prv_accountant: an upper end, 6.777"),
+}
+"""By (noise multiplier, rate, steps, δ) what another project's test or documentation expects, and how exactly."""
+
+
+@pytest.mark.parametrize("case", PEERS, ids=str)
+def test_what_other_projects_expect(case: tuple[float, float, int, float]) -> None:
+    expected, within, _ = PEERS[case]
+    assert expected - within <= cost(*case) <= 1.01 * (expected + within)
+
+
 def one_step(z: float, q: float, epsilon: float) -> float:
     """The δ of one sampled step with the record against without it, in closed form."""
     if epsilon <= math.log1p(-q):

@@ -33,7 +33,7 @@ from cflpriv.engine.device import Device, using
 from cflpriv.protocols import shared_noise
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.events import SampledGaussianEvent
+from cflpriv.protocols.events import AllocatedGaussianEvent, SampledGaussianEvent
 from cflpriv.protocols.mechanisms import gaussian_noise
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm .* will form no clusters")
@@ -175,6 +175,15 @@ def test_a_step_whose_noise_clients_share_is_audited_as_it_is(monkeypatch: pytes
     assert audited_game("training", event, 1).epsilon <= claim
     monkeypatch.setattr(shared_noise, "gaussian_noise", lambda scale, count, entropy: gaussian_noise(scale / 3, count, entropy))
     assert audited_game("training", event, 1).epsilon > claim
+
+
+@pytest.mark.usefixtures("few")
+def test_training_on_allocated_batches_is_audited_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # error rate of the first line: 5 % by the bound's own confidence; these draws are fixed
+    event = calibrated(lambda z: AllocatedGaussianEvent(z, 4, 1, 1.0), 2.0)
+    assert audited_game("training", event, 1).epsilon <= epsilon_of([event], DELTA)
+    a_third_of_the_noise(monkeypatch)
+    assert audited_game("training", event, 1).epsilon > 2.0
 
 
 @pytest.mark.usefixtures("few")

@@ -24,7 +24,7 @@ from cflpriv.attacks.dp.dp_run import audit_whole, releases, rerun
 from cflpriv.attacks.dp.dp_samples import rerun_samples
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.entropy import public_entropy
-from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation
+from cflpriv.protocols.events import AllocatedGaussianEvent, ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.protocols.mechanisms import Noised
 from cflpriv.types import Array
 
@@ -83,9 +83,12 @@ def test_a_release_that_a_run_makes_without_noise_is_caught(
 
 
 @pytest.mark.slow
-def test_canaries_of_a_whole_run_pay_what_the_ledger_says() -> None:
-    made = scene("fedavg", "sample", 1.0, run=FIXED)
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
+def test_canaries_of_a_whole_run_pay_what_the_ledger_says(sampling: str) -> None:
+    made = scene("fedavg", "sample", 1.0, run=FIXED, privacy={"sampling": sampling})
     result = rerun_samples(made, population_of(made), np.random.default_rng(0))
+    kind = AllocatedGaussianEvent if sampling == "balls_in_bins" else SampledGaussianEvent
+    assert {type(event) for event in result.claim.events} == {kind}
     assert 0.98 < result.claim.epsilon <= 1.0
     assert result.rounds == 2
     assert audit_claim(result.game.scores, result.game.coins, result.claim).epsilon < 1.0

@@ -190,7 +190,9 @@ def test_data_that_were_not_made_from_the_configuration_have_to_be_features_wher
     config = configured({**PRIVATE, "model": {}, "training": {"recipe": "private", "weights": "equal"}})
     x, y = np.random.default_rng(0).random((20, 4, 8, 8)).astype(np.float32)[:, :1], np.arange(20) % 3
     images = Population("own", tuple(ClientData(i, x, y, x, y) for i in range(4)), (0,) * 4, 3)
-    with pytest.raises(InputError, match=r"data\.features = 'scattering' with data that were not made from \[data\], of shape \(1, 8, 8\)"):
+    with pytest.raises(
+        InputError, match=r"data\.features = 'whitened_scattering' with data that were not made from \[data\], of shape \(1, 8, 8\)"
+    ):
         start(config, population=images)
     assert start(config.with_("data", features="none"), population=images).population.shape == (1, 8, 8)
     made = features(x)
@@ -202,8 +204,9 @@ def test_data_that_were_not_made_from_the_configuration_have_to_be_features_wher
 def test_a_recipe_sets_what_is_left_out_and_no_more() -> None:
     recipe = partial(configured, {**PRIVATE, "model": {}, "training": {"recipe": "private", "weights": "equal"}})
     config = recipe()
-    assert (config.data.features, config.model.name, config.training.rounds, config.training.batch_size) == ("scattering", "linear", 100, 0)
-    assert (recipe(model={"name": "mlp"}).model.name, recipe(model={"name": "mlp"}).data.features) == ("mlp", "scattering")
+    assert (config.data.features, config.model.name) == ("whitened_scattering", "linear")
+    assert (config.training.rounds, config.training.batch_size) == (100, 0)
+    assert (recipe(model={"name": "mlp"}).model.name, recipe(model={"name": "mlp"}).data.features) == ("mlp", "whitened_scattering")
     assert recipe(data={"features": "none"}).data.features == "none"
     assert parse_config(tomllib.loads(config.to_toml())) == config
     assert configured({**PRIVATE, "model": {}}).data.features == "none"
