@@ -187,7 +187,7 @@ class PlaceClients:
     clients join an epoch, empty: these are placed, by the clients that were compared before.
 
     Result, of the clients that are new in the epoch: whether each is "placed" in a group, the "labels" (from `k` on of opened groups; of a
-    client in none, the nearest), and the "nearest" of the k groups. Evidence: p of membership of each client that was to be placed, and
+    client in none, the nearest), and the "nearest" of the k groups. Evidence: the p-value of each client that was to be placed, and
     that of the joint test.
     """
 

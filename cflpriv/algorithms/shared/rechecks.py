@@ -6,7 +6,7 @@ protection of comparisons. Where none changed nothing is compared.
 
 Guarantee: over a whole run, the probability that any client is named as changed whose data did not change is at most alpha
 (`clustering.change`, with its assumptions); others are not moved by a comparison. Of the clients that are placed, one that belongs to a
-known cluster is held back with probability at most 2 alpha (`clustering.placement`, with its assumptions).
+known cluster is held back by a test at level alpha (`clustering.placement`, with its assumptions).
 
 A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
 not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
