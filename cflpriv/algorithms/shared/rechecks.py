@@ -250,8 +250,13 @@ def _changed(federation: Federation, rechecks: Rechecks, groupings: Groupings, c
 def newcomers_placed(
     federation: Federation, rechecks: Rechecks, groupings: Groupings, initial: Shared, newcomers: Sequence[int]
 ) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
-    """Newcomers, each in the nearest cluster, in none, or in a new one; and notes."""
+    """Newcomers, each in the nearest cluster, in none, or in a new one; and notes.
+
+    Where the epoch of the members ended with an earlier process, newcomers wait in no cluster until the next check compares all anew.
+    """
     watched(federation, rechecks, newcomers)
+    if rechecks.every and not federation.extendable(groupings.held):
+        return _waiting(federation, groupings, newcomers)
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(rechecks.task, params, on=newcomers)[rechecks.part]
     then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha, _least(federation))
@@ -259,6 +264,17 @@ def newcomers_placed(
     made, notes = _placed(groupings, held.clients, released.result, set(held.clients), federation.round)
     waiting = (*groupings.waiting, *(client for client in made.unplaced if client not in groupings.unplaced))
     return replace(made, waiting=waiting), _notes(notes)
+
+
+def _waiting(federation: Federation, groupings: Groupings, newcomers: Sequence[int]) -> tuple[Groupings, dict[str, Any]]:
+    """Newcomers in no cluster, with the model of the largest."""
+    largest = Counter(groupings.clustering.labels).most_common(1)[0][0]
+    unplaced = tuple(sorted((*groupings.unplaced, *newcomers)))
+    made = replace(
+        groupings, clustering=groupings.clustering.extended(newcomers, [largest] * len(newcomers)), unplaced=unplaced,
+        placed={**groupings.placed, **dict.fromkeys(newcomers, federation.round)}, waiting=(*groupings.waiting, *newcomers),
+    )  # fmt: skip
+    return made, _notes({"unplaced": list(unplaced)})
 
 
 def _placed(
