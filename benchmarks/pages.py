@@ -143,7 +143,8 @@ _DRIFT_FINDINGS = (
     "cluster, and no quiet run moves a client. Five of the 100 quiet runs name a client as changed (at most 5 expected).",
     "In two of 18 runs of `moved` four of five movers open a cluster of their own beside their group: the joint test rejects a batch of "
     "known clients in up to 5 % of cases. Their accuracy is not lower after three rounds.",
-    "In `turned` the change of some clients is not named, such as that of a Fashion-MNIST client that turns by 180 degrees. They stay where they were.",
+    "In `turned` the change of some clients is not named, such as that of a Fashion-MNIST client that turns by 180 degrees. They stay "
+    "where they were.",
     "Weak differences: 20 of 600 known clients are in no cluster (at most 5 % asked); of USPS alone 7 of 120, 5.8 %. On CIFAR-10 fewer "
     "than half of the unseen clients are recognised.",
 )
