@@ -7,8 +7,9 @@ __all__ = ["NAME", "placement_text", "placements_of"]
 
 NAME = "placements"
 """An algorithm notes this of a round, or of newcomers, if anything happened: "changed" and "unplaced" list clients,
-"moved" has [client, from, to], where from is None for a client that was in no cluster, "opened" the first clients by cluster; "found_anew"
-is the number of groups where all clients were compared again."""
+"moved" has [client, from, to], where from is None for a client that was in no cluster, "opened" the first clients by cluster, "merged" by
+cluster below the minimum cohort size the one that its members joined; "found_anew" is the number of groups where all clients were compared
+again."""
 MOST_NAMED = 10
 
 
@@ -33,6 +34,8 @@ def placement_text(notes: Mapping[str, Any]) -> str:
         parts.append(f"the groups of all clients were found anew: {found}")
     for label, clients in (notes.get("opened") or {}).items():
         parts.append(f"cluster {label} opened for {_clients(clients)}")
+    for label, into in (notes.get("merged") or {}).items():
+        parts.append(f"cluster {label} was too small and joined cluster {into}")
     if unplaced := notes.get("unplaced"):
         parts.append(f"{_clients(unplaced)} in no cluster")
     return "; ".join(parts)

@@ -117,7 +117,7 @@ class CkksServerComparison:
     def _live(self) -> tuple[int, ...]:
         """The epochs to which clients can be added."""
         entered = [epoch for entries in self.epochs.entered.values() for _, epoch in entries]
-        return tuple(sorted({epoch.number for epoch in entered if epoch.session.server is not None}))
+        return tuple(sorted({epoch.number for epoch in entered if epoch.session.live}))
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...]
@@ -162,9 +162,9 @@ class CkksServerComparison:
     def _begun(self, epoch: Epoch[EncryptedEpoch], record: Recorder) -> EncryptedEpoch:
         """The epoch's session; a new epoch gets keys and a machine first."""
         session = epoch.session
-        if session.server is not None:
+        if session.live:
             return session
-        if epoch.clients:
+        if epoch.ended:
             raise EpochEnded(epoch.number)
         p, dimension = epoch.shape
         try:

@@ -13,7 +13,7 @@ from ..contract.handles import Held, Released
 from ..contract.operations import GramView, Then
 from ..errors import InputError
 from ..federation import messages as m
-from ..federation.epochs import Epoch, Epochs
+from ..federation.epochs import Epoch, Epochs, EpochSession
 from ..federation.task_encoding import check_small, fits
 from ..protocols import ckks
 from ..protocols.errors import MalformedMessage
@@ -23,7 +23,7 @@ from .vector_epochs import check_new
 
 __all__ = ["EncryptedEpoch", "EncryptedStep", "Unanswered", "concluded", "epoch_for", "payloads", "released", "upload_of"]
 
-Session = TypeVar("Session")
+Session = TypeVar("Session", bound=EpochSession)
 
 
 def epoch_for(
@@ -76,6 +76,10 @@ class EncryptedEpoch:
         self.steps = 0
         self.blocks: dict[tuple[int, int], Array] = {}
         self.unanswered: Unanswered | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.server is not None
 
     @property
     def machine(self) -> ckks.CkksServer:

@@ -107,6 +107,10 @@ class SharesEpoch:
         self.digests: dict[int, bytes] = {}
         self.used: set[int] = set()
 
+    @property
+    def live(self) -> bool:
+        return self.terms is not None
+
     def has(self, client: int, value: tuple[str, int]) -> bool:
         """Whether there is a deposit of this part of a held value, by its number."""
         part, number = self.deposits.get(client, (("", -1), b""))[0]
@@ -155,7 +159,7 @@ class SharesServerComparison:
     def _live(self) -> tuple[int, ...]:
         """The epochs to which clients can be added."""
         entered = [epoch for entries in self.epochs.entered.values() for _, epoch in entries]
-        return tuple(sorted({epoch.number for epoch in entered if epoch.session.terms is not None}))
+        return tuple(sorted({epoch.number for epoch in entered if epoch.session.live}))
 
     def gram(
         self, held: Held, number: int, clients: Sequence[int], then: Then, against: Held | None, record: Recorder, shape: tuple[int, ...]
@@ -192,9 +196,9 @@ class SharesServerComparison:
     def _begun(self, epoch: Epoch[SharesEpoch], record: Recorder) -> SharesEpoch:
         """The epoch's session; a new epoch gets the keys of the holders that answer first."""
         session = epoch.session
-        if session.terms is not None:
+        if session.live:
             return session
-        if epoch.clients:
+        if epoch.ended:
             raise EpochEnded(epoch.number)
         try:
             terms = terms_of(self._protection, self._session, epoch.number, self._roster, *epoch.shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Vectors:
     clients: list[int] = field(default_factory=list)
     rows: list[Array] = field(default_factory=list)
     transform: str = ""
+    live: ClassVar[bool] = True
 
     def extend(self, clients: Sequence[int], rows: Sequence[Array]) -> Gram:
         """The Gram matrix with the new rows (p, d) last."""

@@ -3,6 +3,8 @@
 A tree is scipy's linkage matrix Z, rows (left, right, height, size), ready for `scipy.cluster.hierarchy.dendrogram`.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +20,7 @@ __all__ = [
     "Linkage",
     "cut_tree",
     "gap_ratios",
+    "join_small",
     "linkage_distances",
     "linkage_tree",
     "merge_small",
@@ -223,13 +226,21 @@ def merge_small(labels: Array, values: Array, at_least: int) -> Array:
     """Join the smallest cluster below the minimum cohort size to the one nearest by mean distance, until none is left or only one
     remains.
     """
-    labels = labels.copy()
+    return ordered_labels(join_small(labels, values, at_least))
+
+
+def join_small(labels: Array, values: Array, at_least: int, others: Mapping[int, int] | None = None) -> Array:
+    """As `merge_small`, but the labels keep their numbers. `others`: by label the number of further clients that are not in `labels`."""
+    labels, further = labels.copy(), Counter(others)
     while True:
-        sizes = {int(label): int((labels == label).sum()) for label in np.unique(labels)}
+        sizes = {int(label): int((labels == label).sum()) + further[int(label)] for label in np.unique(labels)}
         small = [label for label, size in sizes.items() if size < at_least]
         if not small or len(sizes) == 1:
-            return ordered_labels(labels)
+            return labels
         joining = min(small, key=lambda label: (sizes[label], label))
-        others = [label for label in sizes if label != joining]
-        nearest = min(others, key=lambda label: (float(values[np.ix_(labels == joining, labels == label)].mean()), label))
+        nearest = min(
+            (label for label in sizes if label != joining),
+            key=lambda label: (float(values[np.ix_(labels == joining, labels == label)].mean()), label),
+        )
         labels[labels == joining] = nearest
+        further[nearest] += further.pop(joining, 0)

@@ -117,6 +117,10 @@ class Federation(Protocol):
         """
         ...
 
+    def extendable(self, held: Held) -> bool:
+        """Whether clients can still be added to the clustering epoch of `held`: not to one of encrypted vectors after a restart."""
+        ...
+
     def close(self, held: Held) -> None:
         """Close the clustering epoch of `held`: its Gram, memory and keys are dropped."""
         ...

@@ -116,7 +116,7 @@ class Protection:
         SmallClusters,
         Key(
             "What happens to a group below the minimum: its model waits (`wait`), its members train alone (`local`), or clusters join "
-            "the nearest while clustering (`merge`)."
+            "the nearest while clustering and after moves (`merge`)."
         ),
     ] = "wait"
     robust: Annotated[

@@ -9,17 +9,26 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..contract.handles import Held, HeldKey
 from ..errors import InputError
 from ..protocols.errors import RemoteError
 from .store import Store
 
-__all__ = ["ENTERED", "Epoch", "Epochs", "enter"]
+__all__ = ["ENTERED", "Epoch", "EpochSession", "Epochs", "enter"]
 
-Session = TypeVar("Session")
-"""What a protection keeps of one epoch: `Vectors`, or an `EncryptedEpoch`."""
+
+class EpochSession(Protocol):
+    """What a protection keeps of one epoch: `Vectors`, an `EncryptedEpoch` or a `SharesEpoch`."""
+
+    @property
+    def live(self) -> bool:
+        """Whether this process has the epoch's values or keys."""
+        ...
+
+
+Session = TypeVar("Session", bound=EpochSession)
 
 
 @dataclass
@@ -31,6 +40,11 @@ class Epoch(Generic[Session]):
     clients: list[int]
     shape: tuple[int, int]
     memory: dict[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Whether no client can be added: its values were in a process that ended."""
+        return bool(self.clients) and not self.session.live
 
 
 class Epochs(Generic[Session]):

@@ -391,6 +391,9 @@ class FederationServer:
         finally:
             self.protection_seconds += perf_counter() - began
 
+    def extendable(self, held: Held) -> bool:
+        return not self.epochs.of(held).ended
+
     def close(self, held: Held) -> None:
         self._comparisons.close(held)
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from ...clustering.cuts import merge_small
+from ...clustering.cuts import join_small, merge_small
 from ...clustering.group_test import LEAST_TESTED, LOOK, Groups, groups_given, groups_of
 from ...clustering.placement import LEAST, UNPLACED, place
 from ...clustering.similarity import Gram, moments
@@ -184,10 +184,11 @@ class PlaceClients:
     """Each new client joins the nearest group, or belongs to none, or opens a group with others: `clustering.placement`.
 
     `least`: so many clients open a group. `labels`: in a new epoch, those of all clients, `UNPLACED` for the clients to be placed; where
-    clients join an epoch, empty: these are placed, by the clients that were compared before.
+    clients join an epoch, empty: these are placed, by the clients that were compared before. `at_least`: in a new epoch smaller groups join
+    the nearest afterwards; `others`: of each group the number of its clients that are not in the epoch.
 
     Result, of the clients that are new in the epoch: whether each is "placed" in a group, the "labels" (from `k` on of opened groups; of a
-    client in none, the nearest), and the "nearest" of the k groups. Evidence: p of membership of each client that was to be placed, and
+    client in none, the nearest), and the "nearest" of the k groups. Evidence: the p-value of each client that was to be placed, and
     that of the joint test.
     """
 
@@ -198,6 +199,8 @@ class PlaceClients:
     alpha: float
     least: int = LEAST
     labels: tuple[int, ...] = ()
+    at_least: int = 1
+    others: tuple[int, ...] = ()
 
     def private(self, noise: Noise) -> "PlaceClients":
         """The same for private folds."""
@@ -216,6 +219,10 @@ class PlaceClients:
         nearest = known.copy()
         nearest[known == UNPLACED] = placed.nearest
         known[known == UNPLACED] = placed.labels
+        if self.at_least > 1 and self.labels:
+            there = known != UNPLACED
+            squares = _squared_distances(unbiased)[np.ix_(there, there)]
+            known[there] = join_small(known[there], squares, self.at_least, dict(enumerate(self.others)))
         view.memory.update(labels=np.concatenate([old, known]), compared=np.concatenate([before, fresh]))
         result = {"placed": known != UNPLACED, "labels": np.where(known == UNPLACED, nearest, known), "nearest": nearest}
         return result, {"p": placed.p, "joint_p": placed.joint_p}

@@ -6,7 +6,7 @@ protection of comparisons. Where none changed nothing is compared.
 
 Guarantee: over a whole run, the probability that any client is named as changed whose data did not change is at most alpha
 (`clustering.change`, with its assumptions); others are not moved by a comparison. Of the clients that are placed, one that belongs to a
-known cluster is held back with probability at most 2 alpha (`clustering.placement`, with its assumptions).
+known cluster is held back by a test at level alpha (`clustering.placement`, with its assumptions).
 
 A client that belongs to no cluster uses the model of the nearest cluster and takes part in no sum: its updates would change a model that is
 not its own, and secure sums have no group of one. A new cluster starts from the model of the cluster nearest to its members.
@@ -15,7 +15,8 @@ Where more than half of the clients changed, too few are left to compare them wi
 start. Each starts from the model that most of its clients had. Then clients whose data did not change may be in another cluster, too.
 Clients that are away then are in no cluster until a check after their return.
 
-Limit: a cluster that its clients leave for another keeps its model, and trains no more once it is below the minimum cohort size.
+A cluster that its clients leave for another may be below the minimum cohort size then. `protection.small_clusters` says what happens: its
+model waits and trains no more, its members train alone, or all of its members join the nearest cluster, although their data did not change.
 """
 
 from collections import Counter
@@ -168,7 +169,12 @@ def rechecked(federation: Federation, rechecks: Rechecks, groupings: Groupings, 
     labels = tuple(UNPLACED if client in again else clustering[client] for client in held.clients)
     if not any(label != UNPLACED for label in labels):
         return groupings, _notes(notes)
-    then = PlaceClients(rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels)
+    of_others = [0] * clustering.k
+    for client in set(groupings.training.clients).difference(held.clients):
+        of_others[clustering[client]] += 1
+    then = PlaceClients(
+        rechecks.find, clustering.k, rechecks.alpha, _least(federation), labels, federation.merge_below, tuple(of_others)
+    )  # fmt: skip
     released = federation.gram(held, then=then)
     federation.close(groupings.held)
     waiting = tuple(client for client in groupings.waiting if client not in again)
@@ -244,8 +250,13 @@ def _changed(federation: Federation, rechecks: Rechecks, groupings: Groupings, c
 def newcomers_placed(
     federation: Federation, rechecks: Rechecks, groupings: Groupings, initial: Shared, newcomers: Sequence[int]
 ) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
-    """Newcomers, each in the nearest cluster, in none, or in a new one; and notes."""
+    """Newcomers, each in the nearest cluster, in none, or in a new one; and notes.
+
+    Where the epoch of the members ended with an earlier process, newcomers wait in no cluster until the next check compares all anew.
+    """
     watched(federation, rechecks, newcomers)
+    if rechecks.every and not federation.extendable(groupings.held):
+        return _waiting(federation, groupings, newcomers)
     params = {"model": initial} if rechecks.at_model else {}
     held = federation.compute(rechecks.task, params, on=newcomers)[rechecks.part]
     then = PlaceClients(rechecks.find, groupings.clustering.k, rechecks.alpha, _least(federation))
@@ -255,27 +266,41 @@ def newcomers_placed(
     return replace(made, waiting=waiting), _notes(notes)
 
 
+def _waiting(federation: Federation, groupings: Groupings, newcomers: Sequence[int]) -> tuple[Groupings, dict[str, Any]]:
+    """Newcomers in no cluster, with the model of the largest."""
+    largest = Counter(groupings.clustering.labels).most_common(1)[0][0]
+    unplaced = tuple(sorted((*groupings.unplaced, *newcomers)))
+    made = replace(
+        groupings, clustering=groupings.clustering.extended(newcomers, [largest] * len(newcomers)), unplaced=unplaced,
+        placed={**groupings.placed, **dict.fromkeys(newcomers, federation.round)}, waiting=(*groupings.waiting, *newcomers),
+    )  # fmt: skip
+    return made, _notes({"unplaced": list(unplaced)})
+
+
 def _placed(
     groupings: Groupings, clients: Sequence[int], result: Mapping[str, Any], again: set[int], round: int
 ) -> tuple[Groupings, dict[str, Any]]:  # fmt: skip
-    """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened.
+    """The groupings after a placement of the clients in `again`, and notes, if any: who moved, who is in no cluster, what was opened, and
+    which clusters joined others.
 
     Raises `InputError` for labels that no honest holder releases.
     """
     before = groupings.clustering
-    of_all = zip(clients, result["placed"], result["labels"], result["nearest"], strict=True)
+    of_all = list(zip(clients, result["placed"], result["labels"], result["nearest"], strict=True))
     labels = {client: (int(label) if there else UNPLACED, int(nearest)) for client, there, label, nearest in of_all if client in again}
     opened = sorted({label for label, _ in labels.values() if label >= before.k})
     if opened != list(range(before.k, before.k + len(opened))) or any(not 0 <= nearest < before.k for _, nearest in labels.values()):
         raise InputError(f"gram: opened clusters {opened} do not follow the {before.k} known ones, or a nearest one is not known")
+    merged = _merged(before, {client: int(label) for client, _, label, _ in of_all if client not in again}, before.k + len(opened))
     sources = [Counter(nearest for label, nearest in labels.values() if label == number).most_common(1)[0][0] for number in opened]
-    now = dict(zip(before.clients, before.labels, strict=True))
+    known = dict(zip(before.clients, before.labels, strict=True))
+    now = {client: merged.get(label, label) for client, label in known.items()}
     moved = []
     for client, (label, nearest) in labels.items():
-        was = None if client in groupings.unplaced else now.get(client, label)
+        was = None if client in groupings.unplaced else known.get(client, label)
         if label != UNPLACED and label < before.k and was != label:
             moved.append([client, was, label])
-        now[client] = nearest if label == UNPLACED else label
+        now[client] = merged.get(nearest, nearest) if label == UNPLACED else label
     kept = [client for client in groupings.unplaced if client not in labels]
     unplaced = sorted([*kept, *(client for client, (label, _) in labels.items() if label == UNPLACED)])
     clustering = Clustering(tuple(now), tuple(now.values()), before.k + len(opened))
@@ -283,8 +308,20 @@ def _placed(
     notes = {
         "moved": moved,
         "unplaced": unplaced,
+        "merged": {str(label): into for label, into in merged.items()},
         "opened": {str(number): [client for client, (label, _) in labels.items() if label == number] for number in opened},
     }
     placed = {**groupings.placed, **dict.fromkeys(labels, round)}
     made = replace(groupings, models=models, clustering=clustering, unplaced=tuple(unplaced), placed=placed)
     return made, {name: value for name, value in notes.items() if value}
+
+
+def _merged(before: Clustering, labels: Mapping[int, int], k: int) -> dict[int, int]:
+    """The clusters whose members, which were not placed, have another label below k now, and that label. Raises `InputError` if members of
+    one cluster have different labels.
+    """
+    pairs = {(before[client], label) for client, label in labels.items()}
+    merged = {was: now for was, now in pairs if was != now}
+    if len(pairs) > len({was for was, _ in pairs}) or any(not 0 <= now < k for now in merged.values()):
+        raise InputError("gram: members of one cluster have different labels after a placement, or one that is not known")
+    return dict(sorted(merged.items()))

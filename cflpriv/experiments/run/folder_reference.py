@@ -70,8 +70,8 @@ _ROW = {
     "clipped_clients": "Clients whose contribution was clipped.",
     "unchanged_clusters": "Clusters without a sum in this round.",
     "placements": "`changed`: clients whose data changed; `moved`: `[client, from, to]` (from null: no cluster); `unplaced`: clients in no "
-    "cluster; `opened`: by new cluster its first clients; `found_anew`: the number of groups where most clients changed. Each only if it "
-    "happened.",
+    "cluster; `opened`: by new cluster its first clients; `merged`: by cluster that was too small the one that it joined; "
+    "`found_anew`: the number of groups where most clients changed. Each only if it happened.",
     "admissions": "The same of clients that joined in this round.",
     "epsilon": "Privacy spent so far (`[privacy]` only).",
     "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, in some rounds "

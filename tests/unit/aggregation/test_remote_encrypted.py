@@ -257,8 +257,8 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     transport.dead = {5}
     fed = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1)
     fed.enrol()
-    made = algorithm_on(scene, "pacfl")
-    state = made.init(fed)
+    made, watching = (algorithm_on(scene, "crossfit", k=2, recheck_every=every) for every in (0, 1))
+    state = watching.init(fed)
     again = FederationServer(OverBytes(transport), protection=LABELS, roster=transport.roster, entropy=ENTROPY, seed=1, session=fed.session)
     again.restore(fed.saved())
     epoch, key = fed.epochs.of(state.groupings.held), state.groupings.held.key
@@ -270,6 +270,15 @@ def test_a_restarted_server_has_no_ciphertexts_and_says_so() -> None:
     assert again.begin_round(0) == (0, 1, 2, 3, 4, 5)
     with pytest.raises(EpochEnded, match="restarted"):
         made.admit(again, state, [5])
+    waiting, notes = watching.admit(again, state, [5])
+    assert notes["placements"] == {"unplaced": [5]}
+    waiting, record = watching.round(again, waiting)
+    assert "placements" not in record.notes, "no check is due in the first round"
+    again.begin_round(1)
+    waiting, _ = watching.round(again, waiting)
+    assert waiting.groupings.unplaced == ()
+    truth = {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}
+    assert len({(waiting.clustering[client], truth[client]) for client in range(6)}) == 2
     assert made.init(again).clustering.clients == (0, 1, 2, 3, 4, 5)
 
 

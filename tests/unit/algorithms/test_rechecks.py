@@ -186,6 +186,36 @@ def test_clients_that_were_away_when_groups_were_found_anew_are_placed_after_the
     assert set(state.groupings.training.clients) == set(KNOWN)
 
 
+@pytest.mark.parametrize("gram", ["haar", pytest.param("ckks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["crossfit", "pacfl"])
+def test_a_cluster_that_is_too_small_after_moves_joins_the_nearest(name: str, gram: str) -> None:
+    """Seven of ten clients of one group turn to the other; of the three that stay one is away. Under "wait" they keep their model."""
+    if gram == "ckks":
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed: CKKS needs it")
+    protection = Protection(gram=(gram,), sum="secagg", min_cohort=4, small_clusters="merge")
+    algorithm = algorithm_of(name)
+    turned, stay = [client for client in KNOWN if client % 3 == 0][:7], [21, 24, 27]
+    for made in (protection, replace(protection, small_clusters="wait")):
+        fed, state = after_a_round(algorithm, made)
+        before = state.clustering
+        eye(fed).leave([27])
+        eye(fed).change([data_of(client, 1) for client in turned])
+        state, notes = next_round(algorithm, fed, state)
+        into = before[1] if made.small_clusters == "merge" else before[21]
+        assert notes.get("merged", {}) == ({str(before[21]): before[1]} if made.small_clusters == "merge" else {})
+        assert {state.clustering[client] for client in turned} == {before[1]}
+        assert {state.clustering[client] for client in stay} == {into}
+        assert {client for client, _, _ in notes["moved"]} == set(turned)
+
+
+def test_members_of_one_cluster_with_different_labels_are_refused() -> None:
+    algorithm = algorithm_of("crossfit")
+    _, state = after_a_round(algorithm, Protection())
+    result = {"placed": np.ones(3, int), "labels": np.array([0, 0, 1]), "nearest": np.zeros(3, int)}
+    with pytest.raises(InputError, match="members of one cluster have different labels"):
+        rechecks._placed(state.groupings, [0, 3, 6], result, {0}, 3)
+
+
 def test_few_landmarks_leave_room_for_members_of_each_cluster() -> None:
     algorithm = algorithm_of("crossfit", landmarks=6)
     fed, state = after_a_round(algorithm, Protection())

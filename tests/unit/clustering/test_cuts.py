@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from sklearn.metrics import adjusted_rand_score
 
-from cflpriv.clustering.cuts import LINKAGES, Linkage, cut_tree, gap_ratios, linkage_distances, linkage_tree, ordered_labels, silhouettes
+from cflpriv.clustering.cuts import (
+    LINKAGES,
+    Linkage,
+    cut_tree,
+    gap_ratios,
+    join_small,
+    linkage_distances,
+    linkage_tree,
+    ordered_labels,
+    silhouettes,
+)
 from cflpriv.clustering.similarity import SimilarityMatrix
 from cflpriv.errors import InputError
 from cflpriv.types import Array
@@ -86,6 +96,15 @@ def test_gap_ratios_by_hand() -> None:
     d = distance(values)
     assert gap_ratios(linkage_tree(d)) == {2: 3.0}
     assert set(silhouettes(linkage_tree(d), d)) == {2}
+
+
+def test_clients_that_are_not_compared_count_in_the_size_of_a_cluster() -> None:
+    labels, values = np.array([0, 0, 1, 2, 2, 2]), np.abs(np.subtract.outer(np.arange(6.0), np.arange(6.0)))
+    assert join_small(labels, values, 3).tolist() == [0, 0, 0, 2, 2, 2]
+    assert join_small(labels, values, 3, {0: 1, 1: 2}).tolist() == labels.tolist()
+    others = {0: 1, 1: 1, 2: 2}
+    assert join_small(labels, values, 5, others).tolist() == [0, 0, 0, 2, 2, 2], "those of a joined cluster count in the other"
+    assert join_small(labels, values, 6, others).tolist() == [2] * 6
 
 
 @given(st.integers(0, 2**32), st.integers(4, 30), st.integers(2, 5))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cflpriv.clustering.placement import UNPLACED, agreeing, distances, following, joint_test, membership, place
+from cflpriv.clustering.placement import UNPLACED, agreeing, distances, joint_test, membership, place, residuals_along
 from cflpriv.clustering.similarity import Gram
 from cflpriv.clustering.unbiased_gram import unbiased_of_folds
 from cflpriv.randomness import Stream, stream
@@ -54,20 +54,39 @@ def test_members_are_held_back_no_more_often_than_alpha() -> None:
     p: list[float] = []
     for seed in range(200):
         groups, labels = scene([0, 1, 2])
-        p += list(membership(*products(stream(seed, "test"), groups), labels, K)[1])
+        p += list(membership(*products(stream(seed, "test"), groups), labels, K, np.flatnonzero(labels == UNPLACED))[1])
     for alpha in (0.05, 0.2):
         assert np.mean(np.array(p) <= alpha) <= alpha + 3 * np.sqrt(alpha / len(p))
 
 
 def test_a_joint_test_of_members_is_rejected_no_more_often_than_alpha() -> None:
-    rejected, followed = list[bool](), list[bool]()
+    rejected = []
     for seed in range(200):
         groups, _ = scene([0, 0, 1, 1, 2])
         made, arrivals = products(stream(seed, "test"), groups)[0], np.arange(36, 41)
         rejected.append(joint_test(made, groups, arrivals, stream(seed, "draws"), 99) <= 0.1)
-        followed += list(following(made, groups, arrivals, arrivals) <= 0.1)
     assert np.mean(rejected) <= 0.1 + 3 * np.sqrt(0.09 / 200)
-    assert np.mean(followed) <= 0.1 + 3 * np.sqrt(0.09 / 1000)
+
+
+def test_residuals_are_those_of_points_without_the_client_itself() -> None:
+    """Members, leading arrivals, other arrivals; a cluster of one member leaves its member no residual."""
+    rng = stream(0, "test")
+    points, noise = rng.standard_normal((13, 5)), rng.random(13) + 0.5
+    labels = np.array([0, 0, 0, 1, 1, 2, 0, 1, 1, UNPLACED, 0, 2, 2])
+    arrivals, leading = np.array([6, 7, 8, 11, 12]), np.array([6, 7, 11])
+    found = residuals_along(points @ points.T, noise, labels, arrivals, leading)
+    members = np.setdiff1d(np.flatnonzero(labels != UNPLACED), arrivals)
+    for client in range(13):
+        kept = members[members != client]
+        means = {label: points[kept[labels[kept] == label]].mean(0) for label in set(labels[kept].tolist())}
+        if labels[client] not in means:
+            assert np.isnan(found[client])
+            continue
+        own = points[client] - means[labels[client]]
+        along = np.mean([points[lead] - means[labels[lead]] for lead in leading if lead != client], axis=0) if 2 in means else None
+        spread = noise[client] + noise[kept[labels[kept] == labels[client]]].sum() / (labels[kept] == labels[client]).sum() ** 2
+        if along is not None:
+            assert found[client] == pytest.approx(own @ along / np.sqrt(spread))
 
 
 def test_newcomers_join_their_groups_and_an_unseen_group_opens_a_cluster() -> None:
@@ -84,24 +103,53 @@ def test_weak_differences_are_recognised_together_only() -> None:
         groups, labels = scene([3] * 10 + [0, 1, 2])
         made = products(stream(seed, "test"), groups, apart=0.5, noise=0.2)
         found = place(*made, labels, K, stream(seed, "draws"), alpha=0.05)
-        alone += list(found.p[:10] <= 0.05)
+        alone += list(membership(*made, labels, K, np.arange(36, 46))[1] <= 0.05)
         together += list(~np.isin(found.labels[:10], range(K)))
         wrong += list(~np.isin(found.labels[10:], range(K)))
     assert np.mean(together) >= max(0.6, float(np.mean(alone)) + 0.2)
     assert np.mean(wrong) <= 0.2
 
 
+def test_members_that_come_with_an_unseen_group_are_held_back_no_more_often_than_alpha() -> None:
+    """Strong and weak differences: 480 known clients each, of 24 members a p-value is at least 1/25; and three standard errors."""
+    for apart, noise in ((0.5, 0.2), (1.0, 0.15)):
+        wrong = list[bool]()
+        for seed in range(80):
+            groups, labels = scene([3] * 10 + [0, 0, 1, 1, 2, 2], members=8)
+            made = products(stream(seed, "test"), groups, apart=apart, noise=noise)
+            wrong += list(~np.isin(place(*made, labels, K, stream(seed, "draws"), alpha=0.05).labels[10:], range(K)))
+        assert np.mean(wrong) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 480)
+
+
 def test_a_client_that_is_placed_alone_joins_the_cluster_that_its_group_opens() -> None:
-    """Of an unseen group nine are recognised one by one, and one lies nearer to a known cluster, in which it would have been put alone."""
+    """Of an unseen group nine are recognised one by one. One has few samples: alone a known cluster has it more often than not."""
     groups, labels = scene([3] * 10)
-    made, noise = products(stream(1, "test"), groups)
-    noise = noise.copy()
-    noise[-1] *= 100  # so that its distance is nothing, measured by its noise
-    alone = place(
-        np.delete(np.delete(made, range(36, 45), 0), range(36, 45), 1), np.delete(noise, range(36, 45)), labels[:37], K, stream(2, "t")
-    )
-    assert alone.labels[0] in range(K)
-    assert place(made, noise, labels, K, stream(2, "t")).labels.tolist() == [3] * 10
+    noise, kept = np.where(np.arange(46) == 45, 0.6, 0.15), np.r_[0:36, 45]
+    alone, together = list[int](), list[int]()
+    for seed in range(20):
+        halves = np.eye(DIMENSION)[groups][:, None] + noise[:, None, None] * stream(seed, "test").standard_normal((46, 2, DIMENSION))
+        made = unbiased_of_folds(Gram.of_vectors(tuple(range(46)), halves))
+        alone += place(made.products[np.ix_(kept, kept)], made.traces[kept], labels[:37], K, stream(seed, "t")).labels.tolist()
+        found = place(made.products, made.traces, labels, K, stream(seed, "t")).labels
+        assert set(found[:9]) == {3}
+        together.append(int(found[9]))
+    recognised = 1 - np.mean(np.isin(alone, range(K)))
+    assert recognised < 0.5
+    assert np.mean(np.array(together) == 3) >= recognised + 0.3
+
+
+def test_a_further_unseen_client_is_recognised_beside_a_group() -> None:
+    groups, labels = scene([3] * 10 + [4])
+    found = place(*products(stream(1, "test"), groups), labels, K, stream(2, "test"))
+    assert found.labels.tolist() == [3] * 10 + [UNPLACED]
+
+
+def test_a_member_whose_change_was_not_named_hides_no_unseen_group() -> None:
+    """A member of a known cluster has the data of the unseen group, so that its distance is as large as that of the arrivals."""
+    groups, labels = scene([3] * 10 + [0, 1, 2])
+    groups[:2] = 3
+    found = place(*products(stream(1, "test"), groups), labels, K, stream(2, "test"))
+    assert found.labels.tolist() == [3] * 10 + [0, 1, 2]
 
 
 def test_two_clients_open_no_cluster_and_two_unseen_groups_open_two() -> None:

@@ -151,10 +151,10 @@ def test_a_cluster_that_its_clients_left_is_named_because_it_trains_no_more(tmp_
 
 def test_lines_name_few_clients_and_count_many() -> None:
     assert placement_text({}) == ""
-    notes = {"moved": [[4, None, 1]], "unplaced": list(range(11)), "opened": {"2": [7, 5, 6]}}
+    notes = {"moved": [[4, None, 1]], "unplaced": list(range(11)), "opened": {"2": [7, 5, 6]}, "merged": {"0": 1}}
     assert (
-        placement_text(notes)
-        == "client 4 moved from no cluster to cluster 1; cluster 2 opened for clients 5, 6, 7; 11 clients in no cluster"
+        placement_text(notes) == "client 4 moved from no cluster to cluster 1; cluster 2 opened for clients 5, 6, 7; "
+        "cluster 0 was too small and joined cluster 1; 11 clients in no cluster"
     )
 
 
