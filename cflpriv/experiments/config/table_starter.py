@@ -66,12 +66,12 @@ def table_starter(data: Path, file: Path | None, algorithm: str, label: str = ""
 
 def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> tuple[str, ...]:
     by = "" if label_asked else ", by its name or place (--label names another)"
-    owner = f"client: {guess.client!r}{'' if client_asked else ', by its name (--client names another)'}"
+    owner = f"client: {guess.client!r}{'' if client_asked else ' (--client names another)'}"
     width = sum(len(feature_names(column)) for column in guess.columns)
     doubts = [f"column {name!r}: {remark}" for name, remark in guess.remarks.items()]
     kind = f"a number from {guess.label_range[0]:g} to {guess.label_range[1]:g}" if guess.label_range else f"{len(guess.classes)} classes"
     return (
-        f"label: {guess.label!r}{by}, {kind}; {owner if guess.client else 'no column of clients: rows are divided'}; "
+        f"label: {guess.label!r}{by}, {kind}; {owner if guess.client else 'no column of clients (--client names it): rows are divided'}; "
         f"{width} features of {len(guess.columns)} columns",
         *doubts,
         f"the ranges, categories, dates and labels were taken from {data} and are public from now on: edit those that must not be",

@@ -248,6 +248,26 @@ def test_a_range_holds_its_values_unless_a_few_are_far_away(tmp_path: Path) -> N
     assert column.ends[1] < 10, "the outlier is clipped"
 
 
+@pytest.mark.parametrize(
+    ("name", "cells", "found"),
+    [
+        ("meter", [f"M{i % 24:02d}" for i in range(240)], True),
+        ("Patient ID", [1000 + i % 12 for i in range(120)], True),
+        ("userId", ["ann", "bob", "eve"] * 40, True),
+        ("where", [f"ward {i % 9}" for i in range(90)], True),
+        ("sensor", [f"{20 + i % 8}.5" for i in range(80)], False),  # readings
+        ("station", [f"s{i}" for i in range(60)], False),  # a row each
+        ("machine", [*["a", "b"] * 30, ""], False),  # a row of no machine
+        ("grade", [f"grade {i % 5}" for i in range(100)], False),  # as few as categories
+        ("tariff", ["flat", "night", "dynamic"] * 40, False),
+        ("code", [f"{'AB'[i % 2]}{i % 9}" for i in range(180)], False),
+    ],
+)
+def test_the_column_of_clients_is_found_by_its_name_and_values(name: str, cells: Sequence[object], found: bool, tmp_path: Path) -> None:
+    table = [[cell, i / 7, ("a", "b")[i // 3 % 2]] for i, cell in enumerate(cells)]
+    assert guessed(csv_of(tmp_path / "a.csv", table, (name, "other", "label"))).client == (name if found else "")
+
+
 def test_label_and_client_are_found_by_name_or_asked_for(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "a.csv", visits())
     guess = guessed(path)
