@@ -13,6 +13,7 @@ from typing import Any
 
 from ...console import counted
 from ...experiments.report.audit_words import STATUS, metric_words, remedy_of
+from ...experiments.report.run_names import adversary_place
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
@@ -61,11 +62,11 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
-    """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur.
+    """A verdict for each adversary of an audit's figures: who sees least comes first.
 
     `remedies`: by attack, what the run's configuration accepts; an attack that is not there has its own words.
     """
-    names = dict.fromkeys(cell.adversary for cell in cells)
+    names = sorted({cell.adversary for cell in cells}, key=adversary_place)
     return [_verdict(name, [cell for cell in cells if cell.adversary == name], remedies or {}) for name in names]
 
 

@@ -10,7 +10,17 @@ from ...streams import readable
 if TYPE_CHECKING:
     from .run_files import RunFiles
 
-__all__ = ["Kind", "adversary_words", "data_words", "epsilon_words", "kind_of", "method_words", "protection_words", "title"]
+__all__ = [
+    "Kind",
+    "adversary_place",
+    "adversary_words",
+    "data_words",
+    "epsilon_words",
+    "kind_of",
+    "method_words",
+    "protection_words",
+    "title",
+]
 
 Kind = Literal["clusters", "no groups", "alone"]
 DATA = {
@@ -29,6 +39,8 @@ ADVERSARIES = {
     "client": "one client", "released": "whoever gets the models", "outsider": "an outsider", "key-holder": "the key holder",
     "active-server": "a server that lies",
 }  # fmt: skip
+ADVERSARY_ORDER = ("outsider", "released", "client", "key-holder", "server", "active-server")
+"""From who sees least; a server with helpers comes after all of these."""
 FEW_FILES = 2
 
 
@@ -88,6 +100,13 @@ def protection_words(summary: Mapping[str, Any], config: Mapping[str, Any]) -> s
 def _settings(value: Any) -> list[str]:
     several = value if isinstance(value, list) else [value]
     return [str(setting) for setting in several if setting not in (None, "none")]
+
+
+def adversary_place(adversary: str) -> tuple[int, int]:
+    """What sorts adversaries wherever several are named: who sees least comes first, a server with helpers last."""
+    name, _, helpers = adversary.partition("+")
+    place = ADVERSARY_ORDER.index(name) if name in ADVERSARY_ORDER else len(ADVERSARY_ORDER)
+    return (place if not helpers else len(ADVERSARY_ORDER) + 1, int(helpers) if helpers.isdigit() else 0)
 
 
 def adversary_words(adversary: str) -> str:

@@ -50,7 +50,7 @@ def a_run(
         "protection": "none", "dataset": "digits/iid", "clients": CLIENTS, "true_groups": 2, "ari": 1.0, "rounds": 3, "rounds_planned": 3,
         "rounds_skipped": 0, "download_bytes": 0, "seconds": 1.0, "accuracy_mean": accuracy, "accuracy_std": 0.01,
         "accuracy_worst": accuracy - 0.01, "local_accuracy_mean": accuracy, "local_accuracy_std": 0.0, "epsilon": None, "delta": None,
-        "notes": [], "balanced_accuracy": accuracy, "majority_accuracy": 0.5, "macro_f1": accuracy,
+        "notes": [], "balanced_accuracy": accuracy, "majority_accuracy": 0.62, "majority_balanced_accuracy": 0.5, "macro_f1": accuracy,
         "by_class": None if counts is None else {"counts": counts, "majority": 0},
     }  # fmt: skip
     labels = {str(client): client % 2 for client in range(CLIENTS)}
@@ -75,7 +75,7 @@ def test_clusters_that_serve_clearly_better_than_both_others_are_advised() -> No
     four = answers(runs)
     assert (four[0].mark, four[0].verdict) == ("✓", "Yes, by clusters")
     assert four[0].text.startswith("90.0 % of answers are right, 80.0 % with one model for all, 70.0 % alone.")
-    assert "Balanced accuracy 90.0 %. Always the commonest class: 50.0 %." in four[0].small
+    assert "Balanced accuracy 90.0 %. Always the commonest class: 62.0 %, balanced 50.0 %." in four[0].small
     assert in_short(runs, four).startswith("Train these clients in two clusters.")
 
 
