@@ -59,9 +59,7 @@ def init(
     ] = "",
     client: Annotated[
         str,
-        typer.Option(
-            "--client", help="With --data, the column of the client; default: by its name or values, else none.", metavar="COLUMN"
-        ),
+        typer.Option("--client", help="With --data, the column of the client; default: by name or values, else none.", metavar="COLUMN"),
     ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
     plugin: Plugins = None,
