@@ -98,6 +98,8 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
         trouble = folder / "failed" / f"{cell.name}.json"
         if trouble.is_file():
             failed[cell.name] = str(_read(trouble)["error"])
+        elif (folder / "locks" / f"{cell.name}.audit").is_file():
+            failed[cell.name] = "its audit was cut short, or is under way"
         if path.is_file():
             summary = _read(path)
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):

@@ -241,7 +241,7 @@ FRONT = 4
 
 
 def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Attack | None, unmade: int) -> list[Step]:
-    """The first steps that a sweep in the folder `place` calls for; `unmade` runs failed or are missing."""
+    """The first steps that a sweep in the folder `place` calls for; `unmade` runs have no whole result."""
 
     def again(*changes: str, to: str = "") -> str:
         keys = "".join(f" --set {shlex.quote(change)}" for change in changes)
@@ -252,7 +252,7 @@ def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Atta
     left = sorted({name for result in results for name in result.left or ()})
     steps = []
     if unmade:
-        steps.append(Step(f"Make the {counted(unmade, 'run')} that failed or {'is' if unmade == 1 else 'are'} missing", again()))
+        steps.append(Step(f"Make the {counted(unmade, 'run')} without a result", again()))
     if first is None:
         command = f"cflpriv audit {shlex.quote(place)}" if recorded else again("run.record=full", to="recorded")
         steps.append(Step("Attack the runs: nothing is known of what leaks", command))

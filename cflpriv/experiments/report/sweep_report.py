@@ -28,8 +28,10 @@ from .front import (
 from .front_pictures import cost_picture, epsilon_picture, epsilons_of, front_picture, headline_picture
 from .sweep_answers import groups_found, sweep_answers, sweep_in_short, sweep_steps
 
-__all__ = ["section", "warned", "write_pictures"]
+__all__ = ["section", "sweep_lines", "warned", "write_pictures"]
 
+NAMED = 3
+"""Settings that a line of a console names; it counts more than these."""
 MOST_ATTACKS = 12
 """Figures of attacks that are drawn; the rest are in front.csv."""
 
@@ -100,3 +102,17 @@ def warned(results: Sequence[Result]) -> list[dict[str, Any]]:
             found.setdefault(re.sub(r"[0-9][0-9.,]*", "#", line), (line, {}))[1][number] = None
     ordered = sorted(found.values(), key=lambda entry: -len(entry[1]))
     return [{"settings": list(numbers), "head": headed(line)[0], "rest": headed(line)[1]} for line, numbers in ordered]
+
+
+def sweep_lines(folder: Path, sweep: Sweep) -> list[str]:
+    """What a console prints of a sweep: what it found, the warnings of its runs, and what to do next."""
+    results, failed = read_results(folder, sweep)
+    first, names = headline(attack_points(results)), [setting.name for setting in by_setting(results)]
+    lines = [sweep_in_short(results, headline_rows(results, first), first)]
+    for one in warned(results):
+        named = ", ".join(names[number - 1] for number in one["settings"][:NAMED])
+        more = len(one["settings"]) - NAMED
+        lines.append(f"warning: {named}{f' and {more} more' if more > 0 else ''}: {one['head']}{' …' if one['rest'] else ''}")
+    unmade = len(sweep.cells) - len({result.cell.name for result in results} - failed.keys())
+    steps = sweep_steps(str(folder), sweep, results, first, unmade)
+    return [*lines, *(f"next: {step.words}{f': {step.command}' if step.command else ''}" for step in steps)]
