@@ -86,14 +86,15 @@ def run_sweep(
     part = "" if len(cells) == len(sweep.cells) else f" of {len(sweep.cells)}"
     report(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
+    at_once = min(workers or sweep.workers, len(todo))
     time_left = TimeLeft(len(todo))
-    for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
+    for number, (name, trouble) in enumerate(ended(todo, work, at_once), 1):
         if trouble and trouble != OTHER_PROCESS:
             failed[name] = trouble
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
                     _fail(out, name, trouble)
-        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}{time_left.words(number)}")
+        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}{time_left.words(number) if number >= at_once else ''}")
     return failed
 
 

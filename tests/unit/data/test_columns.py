@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, parse_config
 from cflpriv.experiments.config.table_starter import table_starter
+from cflpriv.experiments.sweep.sweep import load_sweep
 
 SCHEMA = (
     Column("age", "number", range=(0.0, 100.0), blank="middle"),
@@ -296,6 +298,19 @@ def test_a_column_may_have_any_name(tmp_path: Path) -> None:
     assert len(build_population(config.data).clients) == 8
     with pytest.raises(InputError, match="no column beside 'label' is known to hold features"):
         guessed(csv_of(tmp_path / "b.csv", [[i, ("a", "b")[i % 2]] for i in range(40)], ("id", "label")))
+
+
+def test_the_sweep_of_a_first_configuration_runs_without_its_marks(tmp_path: Path) -> None:
+    starter = table_starter(csv_of(tmp_path / "a.csv", visits()), tmp_path / "a.toml", "crossfit")
+    before, _, after = starter.text.partition("#[sweep]")
+    (tmp_path / "a.toml").write_text(before + re.sub("^#(?! )", "", f"#[sweep]{after}", flags=re.MULTILINE), encoding="utf-8")
+    sweep = load_sweep(tmp_path / "a.toml")
+    assert [cell.problem for cell in sweep.cells] == [""] * 8
+    assert [setting.name for setting in sweep.settings] == [
+        f"{algorithm} · {protection}" for algorithm in ("crossfit", "fedavg") for protection in ("none", "protected")
+    ]
+    sums = {cell.setting.protection: cell.config.protection.sum for cell in sweep.cells if cell.config is not None}
+    assert sums == {"none": "none", "protected": "secagg"}
 
 
 def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
