@@ -231,7 +231,8 @@ def groups_of(run: RunFiles) -> Answer:
     if not knowledge.startswith("none"):
         return Answer(question, "none", f"{verdict}, as given", text, f"Known before the run: {knowledge}.")
     if answer is not None:
-        tested = f"p = {p:.3g}" if p is not None else "the test released no p-value"
+        least = measured.get("p_at_least")
+        tested = f"p = {p:.3g}" if p is not None else f"p is {least:.2g} or more" if least is not None else "the test released no p-value"
         if answer == "groups":
             return Answer(
                 question,

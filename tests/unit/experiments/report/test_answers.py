@@ -159,6 +159,15 @@ def test_groups_are_called_clear_only_by_a_test_or_a_rule(measured: dict[str, An
     assert (answer.verdict, answer.tone) == (verdict, tone)
 
 
+@pytest.mark.parametrize(
+    ("released", "words"), [({"p": 0.09}, "p = 0.09"), ({"p_at_least": 0.034}, "p is 0.034 or more"), ({}, "no p-value")]
+)
+def test_the_p_value_of_a_test_that_ended_early_is_a_bound(released: dict[str, float], words: str) -> None:
+    run = a_run()
+    answer = answers([replace(run, measured={**(run.measured or {}), "answer": "no clear groups", **released})])[1]
+    assert words in answer.small
+
+
 def test_a_number_of_groups_that_was_given_was_not_found() -> None:
     answer = answers([a_run(knowledge="the number of groups, k = 2")])[1]
     assert (answer.verdict, answer.tone) == ("Two, as given", "none")
