@@ -186,7 +186,7 @@ def _spoken(adversary: str) -> str:
 def _beside(cell: Cell) -> str:
     if cell.metric.endswith("_epsilon"):
         return f"where {cell.baseline:.2f} is claimed"
-    return f"{cell.baseline:.2f} without a view"
+    return f"baseline {cell.baseline:.2f}"
 
 
 def _strength(cell: Cell) -> tuple[float, int, float]:

@@ -256,18 +256,32 @@ def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Atta
     if first is None:
         command = f"cflpriv audit {shlex.quote(place)}" if recorded else again("run.record=full", to="recorded")
         steps.append(Step("Attack the runs: nothing is known of what leaks", command))
-    elif not any(point.validated for point in points):
-        if left:
-            words = f"Try the other {counted(len(left), 'attack')} on the recorded runs: one may work on these data"
-            steps.append(Step(words, f"cflpriv audit {shlex.quote(place)}"))
-        elif sweep.budget == "quick":
-            command = f"cflpriv audit {shlex.quote(place)} --budget standard"
-            steps.append(Step("Attack with more seeds: a quick audit validates few attacks", command))
-        else:
-            steps.append(Step("Compare settings by ε and accuracy: no attack of the suite works on these data", ""))
+    else:
+        more = f"cflpriv audit {shlex.quote(place)} --budget {'standard' if sweep.budget == 'quick' else 'thorough'}"
+        weak = _weakly_attacked(results, first)
+        if any(point.validated for point in points) and weak:
+            steps.append(Step(f"Attack {_which(weak, results)} with more seeds: too few validate nothing under protection", more))
+        elif not any(point.validated for point in points):
+            if left:
+                words = f"Try the other {counted(len(left), 'attack')} on the recorded runs: one may work on these data"
+                steps.append(Step(words, f"cflpriv audit {shlex.quote(place)}"))
+            elif weak:
+                steps.append(Step("Attack with more seeds: few validate few attacks", more))
+            else:
+                steps.append(Step("Compare settings by ε and accuracy: no attack of the suite works on these data", ""))
     if useless := useless_of(results):
         steps.append(Step(f"Read the warnings on {_which(useless, results)}: their models learned nothing", ""))
     if (seeds := len({cell.seed for cell in sweep.cells})) < FEWEST_SEEDS:
         command = again(f"sweep.seeds={list(range(FEWEST_SEEDS))}", to=f"{FEWEST_SEEDS}-seeds")
         steps.append(Step(f"Run {FEWEST_SEEDS} seeds or more: {seeds} cannot tell a small difference from chance", command))
     return steps[:MOST_STEPS]
+
+
+def _weakly_attacked(results: Sequence[Result], attack: Attack) -> list[SweepSetting]:
+    """The settings for which a figure is not validated by an audit of fewer seeds than a standard audit has: slow runs get fewer."""
+    return [
+        setting
+        for setting, own in by_setting(results).items()
+        for cell in [cell for result in own for cell in result.audit if attack_of(cell) == attack and cell["status"] == "not_validated"][:1]
+        if len(cell.get("seeds") or ()) < FEWEST_SEEDS
+    ]

@@ -141,7 +141,12 @@ def test_steps_follow_from_what_is_missing() -> None:
     assert steps_of(results(EQUAL), unmade=2)[0].command == "cflpriv sweep runs/front/sweep.toml --out runs/front"
     quick = replace(SWEEP, budget="quick")
     assert steps_of(results(EQUAL, cell(), left=()), quick)[0].command == "cflpriv audit runs/front --budget standard"
-    assert steps_of(results(EQUAL, cell(), left=()))[0].command == ""
+    assert steps_of(results(EQUAL, cell(), left=()))[0].command == "cflpriv audit runs/front --budget thorough"
+    assert steps_of(results(EQUAL, cell(seeds=list(range(5))), left=()))[0].command == ""
+    protected = [
+        replace(one, audit=[cell("leaks" if one.cell.setting.protection == "none" else "not_validated")]) for one in results(EQUAL)
+    ]
+    assert steps_of(protected)[0].words.startswith("Attack settings 2 and 4 with more seeds")
     front = steps_of(results(EQUAL, cell("leaks")))
     assert [step.command for step in front] == [
         "cflpriv sweep runs/front/sweep.toml --set 'sweep.seeds=[0, 1, 2, 3, 4]' --out runs/front-5-seeds"
