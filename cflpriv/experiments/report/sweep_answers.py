@@ -31,7 +31,7 @@ from .front import (
 from .results import counts_in
 from .run_names import kind_of
 
-__all__ = ["Served", "best_served", "groups_found", "score_words", "sweep_answers", "sweep_in_short", "sweep_steps", "useless_of"]
+__all__ = ["BestServed", "best_served", "groups_found", "score_words", "sweep_answers", "sweep_in_short", "sweep_steps", "useless_of"]
 
 SCORES = {
     "balanced_accuracy": "balanced accuracy", "accuracy_mean": "accuracy", "local_accuracy_mean": "accuracy of local models", "r2": "R²",
@@ -46,7 +46,7 @@ LONGEST_NAME = 30
 
 
 @dataclass(frozen=True)
-class Served:
+class BestServed:
     """The settings that serve best by `score`: those that print as the best `value`, and those that no seeds tell apart from the best."""
 
     score: str
@@ -60,7 +60,7 @@ def score_words(name: str, value: float) -> str:
     return f"{value:.2f}" if name in UNIT_SCORES else f"{100 * value:.1f} %"
 
 
-def best_served(results: Sequence[Result]) -> Served | None:
+def best_served(results: Sequence[Result]) -> BestServed | None:
     """The settings with the best mean of the first score that runs have; None where none was measured."""
     score, groups = first_utility([result.summary for result in results]), by_setting(results)
     values = {setting: values_of(own, score) for setting, own in groups.items()}
@@ -72,7 +72,7 @@ def best_served(results: Sequence[Result]) -> Served | None:
     best = [setting for setting in means if score_words(score, means[setting]) == value]
     others = {setting: paired(values[top], values[setting]) for setting in means if setting not in best}
     undecided = [setting for setting, difference in others.items() if difference is None or not (difference.low or 0.0) > 0]
-    return Served(score, value, tuple(best), tuple(undecided), len({result.cell.seed for result in results}))
+    return BestServed(score, value, tuple(best), tuple(undecided), len({result.cell.seed for result in results}))
 
 
 def useless_of(results: Sequence[Result]) -> list[SweepSetting]:

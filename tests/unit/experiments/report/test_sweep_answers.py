@@ -24,7 +24,7 @@ SWEEP = parse_sweep(
 SAFE_WORDS = ("safe", "secure", "no leak.", "nothing leaks", "nothing to learn")
 
 
-def cell(status: str = "not_validated", **more: Any) -> dict[str, Any]:
+def label_figure(status: str = "not_validated", **more: Any) -> dict[str, Any]:
     known = {"value": 0.06, "baseline": 0.05, "reference": 0.06, "margin": 0.1, "lower_is_better": True, "k_known": 0, "seeds": [0, 1]}
     return {"attack": "label_inference", "metric": "histogram_l1", "adversary": "server", "status": status, **known, **more}
 
@@ -119,7 +119,7 @@ def test_groups_are_counted_by_run() -> None:
     ],
 )
 def test_a_sweep_without_a_front_says_why_and_what_to_do(figure: dict[str, Any], reason: str) -> None:
-    found = results(EQUAL, cell(**figure))
+    found = results(EQUAL, label_figure(**figure))
     words, short = answered(found)
     assert reason in words
     assert reason in short
@@ -140,29 +140,31 @@ def test_steps_follow_from_what_is_missing() -> None:
     assert steps_of(results(EQUAL), headers)[0].command.endswith("--set run.record=full --out runs/front-recorded")
     assert steps_of(results(EQUAL), unmade=2)[0].command == "cflpriv sweep runs/front/sweep.toml --out runs/front"
     quick = replace(SWEEP, budget="quick")
-    assert steps_of(results(EQUAL, cell(), left=()), quick)[0].command == "cflpriv audit runs/front --budget standard"
-    assert steps_of(results(EQUAL, cell(), left=()))[0].command == "cflpriv audit runs/front --budget thorough"
-    assert steps_of(results(EQUAL, cell(seeds=list(range(5))), left=()))[0].command == ""
+    assert steps_of(results(EQUAL, label_figure(), left=()), quick)[0].command == "cflpriv audit runs/front --budget standard"
+    assert steps_of(results(EQUAL, label_figure(), left=()))[0].command == "cflpriv audit runs/front --budget thorough"
+    assert steps_of(results(EQUAL, label_figure(seeds=list(range(5))), left=()))[0].command == ""
     protected = [
-        replace(one, audit=[cell("leaks" if one.cell.setting.protection == "none" else "not_validated")]) for one in results(EQUAL)
+        replace(one, audit=[label_figure("leaks" if one.cell.setting.protection == "none" else "not_validated")]) for one in results(EQUAL)
     ]
     assert steps_of(protected)[0].words.startswith("Attack settings 2 and 4 with more seeds")
-    front = steps_of(results(EQUAL, cell("leaks")))
+    front = steps_of(results(EQUAL, label_figure("leaks")))
     assert [step.command for step in front] == [
         "cflpriv sweep runs/front/sweep.toml --set 'sweep.seeds=[0, 1, 2, 3, 4]' --out runs/front-5-seeds"
     ]
-    assert all(len(steps_of(results(EQUAL, *figures), unmade=1)) <= 3 for figures in ((), (cell(),)))
+    assert all(len(steps_of(results(EQUAL, *figures), unmade=1)) <= 3 for figures in ((), (label_figure(),)))
 
 
 def test_leaks_are_counted_by_setting_and_the_rest_is_not_called_safe() -> None:
-    found = [replace(one, audit=[cell("leaks" if one.cell.setting.protection == "none" else "at_baseline")]) for one in results(EQUAL)]
+    found = [
+        replace(one, audit=[label_figure("leaks" if one.cell.setting.protection == "none" else "at_baseline")]) for one in results(EQUAL)
+    ]
     words, short = answered(found)
     assert (
         "Leaks in 2 of 4. By label inference by the server (L1 of label histogram): settings 1 and 3. Not seen in settings 2 and 4."
         in words
     )
     assert "On the front by label inference" in short
-    calm = results(EQUAL, cell("at_baseline"))
+    calm = results(EQUAL, label_figure("at_baseline"))
     assert sweep_answers(calm, headline(attack_points(calm)))[2].tone == "open"
     assert not [safe for safe in SAFE_WORDS if safe in " ".join(answered(calm)).lower()]
 
