@@ -13,7 +13,7 @@ from . import pictures
 from .run_files import RunFiles, require
 from .run_names import kind_of, method_words, protection_words
 
-__all__ = ["by_class", "client_scores", "counts_in", "counts_of", "method_rows", "numbers_of", "score_pictures"]
+__all__ = ["by_class", "client_scores", "counts_in", "counts_of", "is_useless", "method_rows", "numbers_of", "score_pictures"]
 
 SHOWN_CLASSES, SHOWN_WRONG = 30, 4
 
@@ -32,6 +32,11 @@ def counts_in(summary: Mapping[str, Any], source: str) -> ClassCounts | None:
         return as_counts(np.array(of_classes["counts"], dtype=np.float64))
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise InputError(f"{source}: is damaged ('by_class': {error})") from None
+
+
+def is_useless(counts: ClassCounts) -> bool:
+    """Whether a model names one class for everybody, or is shown to be hardly better than that."""
+    return counts.constant is not None or counts.shown_useless
 
 
 def client_scores(run: RunFiles) -> dict[int, float]:
@@ -60,7 +65,7 @@ def by_class(run: RunFiles) -> dict[str, Any] | None:
         }
         for i in shown
     ]  # fmt: skip
-    return {"label": run.label, "rows": rows, "clusters": clusters, "open": bool(run.summary.get("warnings"))}
+    return {"label": run.label, "rows": rows, "clusters": clusters, "open": is_useless(counts)}
 
 
 def method_rows(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from .front import (
     paired,
     values_of,
 )  # fmt: skip
-from .results import counts_in
+from .results import counts_in, is_useless
 from .run_names import kind_of
 
 __all__ = ["BestServed", "best_served", "groups_found", "score_words", "sweep_answers", "sweep_in_short", "sweep_steps", "useless_of"]
@@ -80,7 +80,7 @@ def useless_of(results: Sequence[Result]) -> list[SweepSetting]:
     found = []
     for setting, own in by_setting(results).items():
         counts = [counts_in(result.summary, f"{result.cell.name}/summary.json") for result in own]
-        if all(known is not None and (known.constant is not None or known.shown_useless) for known in counts):
+        if all(known is not None and is_useless(known) for known in counts):
             found.append(setting)
     return found
 
