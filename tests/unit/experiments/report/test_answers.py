@@ -13,6 +13,7 @@ from cflpriv.experiments.report.answers import answers, clusters_placed, doubted
 from cflpriv.experiments.report.audit_words import STATUS
 from cflpriv.experiments.report.before import MOST_STEPS, before_relying
 from cflpriv.experiments.report.leak_answers import audit_answer, leak_sentence
+from cflpriv.experiments.report.results import by_class
 from cflpriv.experiments.report.run_files import AboutAudit, Audited, RunFiles
 from cflpriv.experiments.report.run_names import kind_of, method_words, title
 
@@ -86,6 +87,13 @@ def test_clusters_that_do_not_serve_better_are_not_called_better(one: float, ver
     assert (answer.verdict, answer.tone) == (verdict, tone)
     assert "Difference to one model for all" in answer.small
     assert not in_short(runs, answers(runs)).startswith("Train these clients")
+
+
+@pytest.mark.parametrize(("counts", "is_open"), [([[90, 10], [10, 90]], False), ([[100, 0], [100, 0]], True)])
+def test_recalls_are_unfolded_where_a_model_learned_nothing(counts: list[list[int]], is_open: bool) -> None:
+    shown = by_class(a_run(counts=counts, warnings=["the last rounds still improved"]))
+    assert shown is not None
+    assert shown["open"] is is_open
 
 
 def test_a_run_alone_is_compared_with_nothing() -> None:
