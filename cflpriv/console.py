@@ -1,11 +1,13 @@
 """What the command line prints of a run."""
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .placements import NAME, placement_text
 
-__all__ = ["counted", "defaults_text", "only", "row_text", "summary_text"]
+__all__ = ["TimeLeft", "counted", "defaults_text", "duration_words", "only", "row_text", "summary_text"]
 
 
 def row_text(row: Mapping[str, Any]) -> str:
@@ -105,3 +107,28 @@ def counted(count: int, noun: str) -> str:
 def only(count: int, noun: str) -> str:
     """That there are no more of something."""
     return f"there {'is' if count == 1 else 'are'} only {counted(count, noun)}"
+
+
+LEAST_SHOWN_SECONDS = 60.0
+"""A shorter rest is not worth words."""
+
+
+@dataclass
+class TimeLeft:
+    """How long what is left of `total` steps takes, if each takes as long as those since the clock began, after the first `done` ones."""
+
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def words(self, done: int) -> str:
+        """ "; about 12 min left" after `done` steps; "" where less than a minute is left."""
+        left = (self.total - done) * (time.monotonic() - self.began) / max(1, done - self.done)
+        return "" if left < LEAST_SHOWN_SECONDS else f"; about {duration_words(left)} left"
+
+
+def duration_words(seconds: float) -> str:
+    """Some time for people, in minutes or hours: "12 min", "1 h 30 min"."""
+    minutes = max(1, round(seconds / 60))
+    hours, rest = divmod(minutes, 60)
+    return f"{minutes} min" if not hours else f"{hours} h" + (f" {rest} min" if rest else "")

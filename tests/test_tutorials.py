@@ -137,6 +137,11 @@ def test_pages_quote_their_examples() -> None:
     assert {*listed, "run.py"} == {path.name for path in SERVICE.glob("*.py")}
 
 
+def test_the_service_takes_thirty_lines() -> None:
+    lines = (SERVICE / "service.py").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.strip() and not line.startswith('"""')]) <= 30
+
+
 def indented(name: str) -> list[str]:
     """The indented lines of a page outside of fences."""
     return [line for line in FENCE.sub("", page_of(name).read_text(encoding="utf-8")).splitlines() if line.startswith("    ")]

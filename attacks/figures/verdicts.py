@@ -13,6 +13,7 @@ from typing import Any
 
 from ...console import counted
 from ...experiments.report.audit_words import CONDITIONAL, STATUS, metric_words, remedy_of, share_learned
+from ...experiments.report.run_names import adversary_place
 from ...plugins import ATTACKS
 from .family import Family
 from .leakage import Cell
@@ -63,11 +64,11 @@ def colluders_of(cell: Cell) -> int:
 
 
 def verdicts_of(cells: Sequence[Cell], remedies: Mapping[str, str] | None = None) -> list[Verdict]:
-    """A verdict for each adversary of an audit's figures, in the order in which adversaries first occur.
+    """A verdict for each adversary of an audit's figures: who sees least comes first.
 
     `remedies`: by attack, what the run's configuration accepts; an attack that is not there has its own words.
     """
-    names = dict.fromkeys(cell.adversary for cell in cells)
+    names = sorted({cell.adversary for cell in cells}, key=adversary_place)
     return [_verdict(name, [cell for cell in cells if cell.adversary == name], remedies or {}) for name in names]
 
 
@@ -194,7 +195,7 @@ def _spoken(adversary: str) -> str:
 def _beside(cell: Cell) -> str:
     if cell.metric.endswith("_epsilon"):
         return f"where {cell.baseline:.2f} is claimed"
-    return f"{cell.baseline:.2f} without a view"
+    return f"baseline {cell.baseline:.2f}"
 
 
 def _strength(cell: Cell) -> tuple[bool, float, int, float]:

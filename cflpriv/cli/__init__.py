@@ -77,6 +77,8 @@ def _children_import_safely() -> Iterator[None]:
 
 
 _plain_format = warnings.formatwarning
+INTERRUPTED = 130
+"""What the command line's library returns after Ctrl-C in a command that does not handle it."""
 
 
 def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -92,7 +94,10 @@ def main() -> None:
     printable_streams()
     warnings.formatwarning = _format_warning
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
+        if code == INTERRUPTED:
+            _end("stopped", INTERRUPTED)
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -112,7 +117,8 @@ def main() -> None:
             _end(f"{error.object!r}: has characters that {error.encoding} lacks; set PYTHONUTF8=1, or a locale of UTF-8", 2)
         if not out_of_memory(error):
             raise
-        _end("out of memory; everything completed is saved: make room, or take fewer clients, samples or workers, then --resume", 1)
+        room = "make room, or take fewer clients, samples or workers"
+        _end(f"out of memory; everything completed is saved: {room}; `run --resume` or the same `sweep` goes on", 1)
 
 
 def _end(line: str, code: int) -> None:

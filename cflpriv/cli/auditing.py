@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..console import TimeLeft
 from ..errors import InputError
 from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins, note_idle_code, print_line
 
@@ -71,13 +72,12 @@ def audit(
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
 
-    RUN_DIR is a run folder whose payloads were recorded; with --active also a configuration, with --foreign a folder of updates.
+    RUN_DIR is a run folder whose payloads were recorded, or a sweep's folder: all its finished runs are attacked, and its report is made
+    again. With --active it may also be a configuration, with --foreign it is a folder of updates.
     Exit code 1 where the updates of --foreign fail a check, so that nothing is concluded.
     """
-    from ..attacks.audit import audit_run
     from ..attacks.remedies import remedy_line
     from ..experiments.digests import digest_of
-    from ..experiments.run.resume import data_directory_of
     from ..protocols.bounded_files import read_json
 
     if active and foreign:
@@ -106,20 +106,53 @@ def audit(
     if active:
         _active_audit(run_dir, [*(set_ or []), *([] if device is None else [f"run.device={device}"])], names, out, data_dir, trust)
         return
+    options: dict[str, Any] = {
+        "adversary": adversary, "attacks": names, "budget": budget or "standard", "data_dir": data_dir, "device": device, "trust": trust,
+        "measure_remedies": measure_remedies, "workers": workers,
+    }  # fmt: skip
+    if (run_dir / "sweep.toml").is_file():
+        _sweep_audit(run_dir, options)
+        return
+    cells = _audited(run_dir, options)
+    stored = read_json(run_dir / "audit.json").get("remedies_accepted", {})
+    _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()}, accepted=bool(stored))
+    OUT.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _audited(run_dir: Path, options: Mapping[str, Any]) -> Sequence[Any]:
+    """The figures of an audit of a run folder. After Ctrl-C says what is kept, and ends with exit code 1."""
+    from ..attacks.audit import audit_run
+    from ..experiments.run.resume import data_directory_of
+
     try:
-        place = data_dir or data_directory_of(run_dir)
-        cells = audit_run(
-            run_dir, adversary=adversary, attacks=names, budget=budget or "standard", data_dir=place, device=device, trust=trust,
-            measure_remedies=measure_remedies, workers=workers, report=print_line,
-        )  # fmt: skip
+        return audit_run(run_dir, **{**options, "data_dir": options["data_dir"] or data_directory_of(run_dir)}, report=print_line)
     except KeyboardInterrupt:
         done = run_dir / "audit.json"
         words = f"finished results are in {done}; the same command resumes" if done.is_file() else "nothing was finished yet"
         ERR.print(f"cflpriv: stopped; {words}", markup=False)
         sys.exit(1)
-    stored = read_json(run_dir / "audit.json").get("remedies_accepted", {})
-    _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()}, accepted=bool(stored))
-    OUT.print(f"written: {run_dir / 'audit.json'}, digest {digest_of(run_dir)}", markup=False)
+
+
+def _sweep_audit(folder: Path, options: Mapping[str, Any]) -> None:
+    """Attack every finished run of a sweep, and make its report again."""
+    from ..experiments.report.report import write_report
+    from ..experiments.report.sweep_report import sweep_lines
+    from ..experiments.sweep.sweep import sweep_of
+    from ..experiments.sweep.sweep_runs import finished, locked_sweep
+
+    sweep = sweep_of(folder)
+    assert sweep is not None
+    if sweep.choose is not None:
+        raise InputError(f"{folder}: [sweep] choose keeps all runs but the chosen secret; audit the folder of the chosen run")
+    made = [cell for cell in sweep.cells if finished(folder / cell.name)]
+    time_left = TimeLeft(len(made))
+    for number, cell in enumerate(made, 1):
+        _audited(folder / cell.name, options)
+        print_line(f"[{number}/{len(made)}] {cell.name}: audited{time_left.words(number)}")
+    with locked_sweep(sweep, folder):
+        page = write_report(folder)
+    for line in [*sweep_lines(folder, sweep), f"report: {page}"]:
+        print_line(line)
 
 
 def _print_audit(cells: Sequence[Any], remedies: Mapping[str, str], *, accepted: bool) -> None:

@@ -1,5 +1,6 @@
 """Commands that run experiments: `run`, `sweep`, `reproduce`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..console import defaults_text, row_text, summary_text
+from ..console import TimeLeft, defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..progress import run_progress
 from ..protocols.bounded_files import read_text
@@ -48,11 +49,15 @@ def run(
     note_idle_code(config, trust)  # of the user's own configuration all runs
     total = experiment.training.rounds
     with run_progress(total, OUT) as progress, _hosts(hosts, ray, progress.line) as hosted:
+        time_left: list[TimeLeft] = []
 
         def tick(row: dict[str, Any]) -> None:
             progress.tick(row)
+            if not time_left:  # the first round has other work, and a run that goes on has rounds before it
+                time_left.append(TimeLeft(total, row["round"] + 1))
             if not OUT.is_terminal:
-                OUT.print(f"round {row['round'] + 1}/{total}  {row_text(row)}", markup=False)
+                left = time_left[0].words(row["round"] + 1)
+                OUT.print(f"round {row['round'] + 1}/{total}  {row_text(row)}{left}", markup=False)
 
         with naming(config):
             summary = run_experiment(
@@ -66,6 +71,8 @@ def run(
     if summary["mixture"] is not None:
         OUT.print(mixture_line(summary["mixture"]), markup=False)
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
+    attacked = [] if experiment.run.record == "headers" else [f"cflpriv audit {folder}"]
+    OUT.print(f"next: {'; '.join([*attacked, f'cflpriv report {folder}'])}", markup=False)
 
 
 def advise(
@@ -129,6 +136,7 @@ def sweep(
         str, typer.Option("--shard", help="Make every N-th run from the I-th on: one of N machines over one folder.", metavar="I/N")
     ] = "",
     merge: Annotated[bool, typer.Option("--merge", help="Write tables, pictures and report of the runs that are there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Changes nothing: a sweep always goes on where it stopped.")] = False,
     plugin: Plugins = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -156,12 +164,14 @@ def sweep(
         if grid.choose is not None:
             if merge or only or shard:
                 raise InputError("--merge, --only, --shard: [sweep] choose keeps all runs but the best secret; leave them out")
-            chosen = run_choice(grid, folder, data_dir, workers=workers, report=print_line)
+            with _stopping(grid, folder):
+                chosen = run_choice(grid, folder, data_dir, workers=workers, report=print_line)
             print_line(chosen.line)
             if chosen.run is not None:
                 print_line(f"report: {write_report(folder)}; the chosen run: {folder / chosen.run}")
             return
-        failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, report=print_line)
+        with _stopping(grid, folder):
+            failed = {} if merge else run_sweep(grid, folder, data_dir, audit=audit_run, workers=workers, cells=part, report=print_line)
         if len(failed) == len(part):
             raise InputError(f"every run failed, the first with: {next(iter(failed.values()))}")
         if only or shard:
@@ -172,13 +182,28 @@ def sweep(
             print_line(line)
 
 
+@contextmanager
+def _stopping(grid: Any, folder: Path) -> Iterator[None]:
+    """After Ctrl-C say what is kept and the command that goes on, and end with exit code 1."""
+    from ..experiments.sweep.sweep_runs import kept_words
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        ERR.print(f"cflpriv: {kept_words(grid, folder, shlex.join(['cflpriv', *sys.argv[1:]]))}", markup=False)
+        sys.exit(1)
+
+
 def _merged(grid: Any, folder: Path) -> dict[str, str]:
     """Write tables, pictures and report of the runs of a sweep that are there; says what is missing. The errors of those that failed."""
     from ..experiments.report.report import write_report
+    from ..experiments.report.sweep_report import sweep_lines
     from ..experiments.sweep.sweep_runs import locked_sweep, standing
 
     with locked_sweep(grid, folder):
         page = write_report(folder)
+    for line in sweep_lines(folder, grid):
+        print_line(line)
     tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
     print_line(f"report: {page}; tables: {', '.join(tables)}")
     status_of = standing(grid, folder)

@@ -58,7 +58,8 @@ def init(
         str, typer.Option("--label", help="With --data, the column of the label; default: by its name, else the last.", metavar="COLUMN")
     ] = "",
     client: Annotated[
-        str, typer.Option("--client", help="With --data, the column of the client; default: by its name, else none.", metavar="COLUMN")
+        str,
+        typer.Option("--client", help="With --data, the column of the client; default: by name or values, else none.", metavar="COLUMN"),
     ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Write the JSON schema of configurations instead, for editors.")] = False,
     plugin: Plugins = None,

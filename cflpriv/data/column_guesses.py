@@ -24,21 +24,18 @@ from .table_labels import names_of_classes
 __all__ = ["Guess", "guessed", "guessed_columns", "is_usual", "source_of"]
 
 LABELS = ("label", "target", "class", "outcome", "y", "diagnosis", "category", "result", "species")
-CLIENTS = (
-    "client",
-    "client_id",
-    "clientid",
-    "site",
-    "clinic",
-    "hospital",
-    "user",
-    "user_id",
-    "device",
-    "device_id",
-    "owner",
-    "institution",
-)
-"""Names of columns that are taken for the label and the client, the first first."""
+CLIENTS = ("client", "site", "clinic", "hospital", "user", "device", "owner", "institution")
+SURE_CLIENTS = (
+    "meter", "sensor", "station", "machine", "patient", "subject", "participant", "person", "speaker", "writer", "customer", "household",
+    "store", "shop", "branch", "school", "bank", "farm", "factory", "centre", "center", "vehicle", "gateway", "node",
+)  # fmt: skip
+"""Names of columns that are taken for the label, for the client, and for the client if the values are those of clients, the first first."""
+ENDING = re.compile(r"(?<=.)[ _.-]?(id|nr|no|num|number|name|code)\Z")
+"""What the name of a column of clients may end in."""
+NUMBERED = re.compile(r"(\D*[^\W\d][\W_]*)\d+")
+"""A name of clients that are numbered, such as M07 or "ward 3"."""
+FEWEST_NUMBERED, FEWEST_ROWS = 8, 5
+"""A column of numbered names is that of clients from so many on, if each has so many rows in the mean; fewer may be categories."""
 MOST_CATEGORIES = 50
 FEW_CATEGORIES = 8
 WORDS_OF_TEXT = 2.5
@@ -91,7 +88,7 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
     table = read_table(source_of(path), path)
     names = [name for name in table.columns if name]
     label = label or _named(names, LABELS) or next((name for name in reversed(names) if name != client), "")
-    client = client or _named([name for name in names if name != label], CLIENTS)
+    client = client or _client(table, [name for name in names if name != label])
     for option, name in (("--label", label), ("--client", client)):
         if name:
             table.column(option, name)
@@ -132,6 +129,30 @@ def _label_range(table: RawTable, label: str) -> tuple[float, ...]:
 def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
     by_name = {name.casefold(): name for name in names}
     return next((by_name[name] for name in wanted if name in by_name), "")
+
+
+def _client(table: RawTable, names: Sequence[str]) -> str:
+    """The column of clients: by its name, or by values that number them; "" if there is none."""
+    stems = [ENDING.sub("", name.casefold()) for name in names]
+    if name := next((names[stems.index(stem)] for stem in CLIENTS if stem in stems), ""):
+        return name
+    sure = [names[stems.index(stem)] for stem in SURE_CLIENTS if stem in stems]
+    numbered = [name for name in names if len(_numbered(table.columns[name])) >= FEWEST_NUMBERED]
+    return next((name for name in (*sure, *numbered) if _has_rows(table.columns[name])), "")
+
+
+def _numbered(cells: Sequence[Any]) -> set[str]:
+    """The different values of a column of texts that differ by a number at their end alone; empty for another column."""
+    found = [NUMBERED.fullmatch(cell.strip()) if isinstance(cell, str) else None for cell in cells]
+    first = {match[1] for match in found if match is not None}
+    return {match[0] for match in found if match is not None} if len(first) == 1 and None not in found else set()
+
+
+def _has_rows(cells: Sequence[Any]) -> bool:
+    """Whether the values of a column are names, each of some rows."""
+    names = {cell_name(cell) for cell in cells}
+    numbers = [number for name in names if math.isfinite(number := cell_number(name))]
+    return "" not in names and 1 < len(names) <= len(cells) / FEWEST_ROWS and all(number.is_integer() for number in numbers)
 
 
 def _guess(table: RawTable, name: str) -> tuple[Column, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..console import counted
 from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
@@ -22,6 +23,9 @@ from .scaling import Scaling
 from .table_labels import classes_of, doubtful_classes, label_numbers, sorted_names
 
 __all__ = ["Columns", "features_of", "load_table", "table_dataset"]
+
+SHOWN_NAMES = 20
+"""Classes, clients and groups whose names a note lists."""
 
 
 @dataclass(frozen=True)
@@ -277,9 +281,11 @@ def _split(strata: Array, share: float, seed: int) -> Array:
 
 def _notes(features: Sequence[str], classes: Sequence[str], clients: Sequence[str], groups: Sequence[str]) -> tuple[str, ...]:
     """How the numbers of classes, clients and groups are named."""
-    parts = [f"{len(features)} features"]
-    for noun, names in (("classes", classes), ("clients", clients), ("groups", groups)):
+    parts = [counted(len(features), "feature")]
+    for singular, plural, names in (("class", "classes", classes), ("client", "clients", clients), ("group", "groups", groups)):
         if names:
-            some = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:20]))
-            parts.append(f"{len(names)} {noun} ({some}{', …' if len(names) > 20 else ''})")
+            some = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:SHOWN_NAMES]))
+            named = f" ({some}{', …' if len(names) > SHOWN_NAMES else ''})"
+            own = all(name == str(i) for i, name in enumerate(names))  # then a number is its own name
+            parts.append(f"{len(names)} {singular if len(names) == 1 else plural}{'' if own else named}")
     return (f"own table: {'; '.join(parts)}",)

@@ -39,6 +39,14 @@ _PRIVACY = (
     "#delta = 1e-5",
     "#samples = 100                  # about the samples of a client",
 )
+_SWEEP = (
+    "#[sweep]                        # with this section `cflpriv sweep` runs each algorithm with and without the protection above,",
+    "#                               # attacks each run and draws utility against leakage; `cflpriv run` takes a file without it",
+    "#seeds = [0, 1]",
+    '#algorithms = ["{algorithm}", "fedavg"]',
+    '#protections = ["none", {{ label = "protected" }}]',
+    '#attacks = ["label_inference"] # quick; leave it out for all attacks: this one shows nothing where label shares are alike',
+)
 TABLE_KEYS: Mapping[str, Any] = {
     "model.name": "mlp", "model.hidden": 32, "training.rounds": 20, "training.epochs": 2, "training.lr": 0.1, "training.weights": "equal",
 }  # fmt: skip
@@ -66,12 +74,12 @@ def table_starter(data: Path, file: Path | None, algorithm: str, label: str = ""
 
 def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> tuple[str, ...]:
     by = "" if label_asked else ", by its name or place (--label names another)"
-    owner = f"client: {guess.client!r}{'' if client_asked else ', by its name (--client names another)'}"
+    owner = f"client: {guess.client!r}{'' if client_asked else ' (--client names another)'}"
     width = sum(len(feature_names(column)) for column in guess.columns)
     doubts = [f"column {name!r}: {remark}" for name, remark in guess.remarks.items()]
     kind = f"a number from {guess.label_range[0]:g} to {guess.label_range[1]:g}" if guess.label_range else f"{len(guess.classes)} classes"
     return (
-        f"label: {guess.label!r}{by}, {kind}; {owner if guess.client else 'no column of clients: rows are divided'}; "
+        f"label: {guess.label!r}{by}, {kind}; {owner if guess.client else 'no column of clients (--client names it): rows are divided'}; "
         f"{width} features of {len(guess.columns)} columns",
         *doubts,
         f"the ranges, categories, dates and labels were taken from {data} and are public from now on: edit those that must not be",
@@ -106,6 +114,7 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
         lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     lines += ["", *(f"#{line}" if _has_few(guess) and line else line for line in _PROTECTION), *_PRIVACY]
+    lines += [] if _has_few(guess) else ["", *(line.format(algorithm=algorithm) for line in _SWEEP)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,13 +1,15 @@
 """An answer of a report's first screen, and words that its sentences are made of."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Answer", "Tone", "counted_words", "joined", "listed", "lower", "percent", "upper"]
+__all__ = ["Answer", "Tone", "counted_words", "headed", "joined", "listed", "lower", "percent", "upper"]
 
 Tone = Literal["good", "bad", "none", "open"]
 SYMBOLS = {"good": "✓", "bad": "▲", "none": "–", "open": "?"}
+SHORTEST_CLAUSE, LONGEST_SHOWN = 30, 130
 NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 
 
@@ -30,6 +32,12 @@ class Answer:
 
 def counted_words(number: int) -> str:
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
+
+
+def headed(words: str) -> tuple[str, str]:
+    """The first clause of a long text that a page shows, and the rest, which it folds; the rest of a short text is empty."""
+    cut = next((at.end() for at in re.finditer(r"[:;.] ", words) if at.end() > SHORTEST_CLAUSE), len(words))
+    return (words[:cut].rstrip(" :;."), words[cut:]) if len(words) > LONGEST_SHOWN else (words, "")
 
 
 def percent(value: float) -> str:

@@ -165,10 +165,13 @@ def _figures(subject: RunFiles, others: Mapping[str, RunFiles]) -> str:
 
 
 def _majority(run: RunFiles) -> str:
+    """The scores beside the same scores of a model that always names the commonest class."""
     s = run.summary
     if s.get("balanced_accuracy") is None or s.get("majority_accuracy") is None:
         return ""
-    return f"Balanced accuracy {percent(s['balanced_accuracy'])}. Always the commonest class: {percent(s['majority_accuracy'])}."
+    balanced = s.get("majority_balanced_accuracy")
+    constant = "" if balanced is None else f", balanced {percent(balanced)}"
+    return f"Balanced accuracy {percent(s['balanced_accuracy'])}. Always the commonest class: {percent(s['majority_accuracy'])}{constant}."
 
 
 def _price(subject: RunFiles, runs: Sequence[RunFiles]) -> str:
@@ -228,7 +231,8 @@ def groups_of(run: RunFiles) -> Answer:
     if not knowledge.startswith("none"):
         return Answer(question, "none", f"{verdict}, as given", text, f"Known before the run: {knowledge}.")
     if answer is not None:
-        tested = f"p = {p:.3g}" if p is not None else "the test released no p-value"
+        least = measured.get("p_at_least")
+        tested = f"p = {p:.3g}" if p is not None else f"p is {least:.2g} or more" if least is not None else "the test released no p-value"
         if answer == "groups":
             return Answer(
                 question,

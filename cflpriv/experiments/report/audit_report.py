@@ -13,7 +13,7 @@ from ...types import Array
 from .audit_words import STATUS, least_comforting, share_learned
 from .pictures import CUT, new_figure, style, uri
 from .run_files import Audited
-from .run_names import adversary_words, with_colluders
+from .run_names import adversary_place, adversary_words, with_colluders
 
 __all__ = ["attack_matrix", "label_histograms", "leakage"]
 
@@ -31,7 +31,7 @@ def leakage(audits: Sequence[Audited]) -> dict[str, Any]:
     tables = []
     for audited in audits:
         cells = []
-        for cell in audited.cells or ():
+        for cell in sorted(audited.cells or (), key=lambda cell: adversary_place(str(cell["adversary"]))):
             doubtful = cell["status"] == "evidence_doubtful"  # the page states the reason once, beside the checks
             note = "" if doubtful else str(cell.get("note") or "")
             number = notes.setdefault(note, len(notes) + 1) if note else None
@@ -53,7 +53,7 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
 
     `audits` has (column heading, line below it, cells of audit.json) for each run. Gives `columns`, and `lines` of "attack" and, for each
     column, a list of "adversary", "status", "figure" (the cell that decided; of leaks the strongest, else the first) and "others" (how many
-    figures have another status, for people), the server first. Adversaries without a figure for the same reason are listed together.
+    figures have another status, for people), who sees least first. Adversaries without a figure for the same reason are listed together.
     """
     attacks = list(dict.fromkeys(str(cell["attack"]) for _, _, cells in audits for cell in cells))
     lines = []
@@ -61,7 +61,7 @@ def attack_matrix(audits: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]
         places = []
         for _, _, cells in audits:
             own = [cell for cell in cells if cell["attack"] == attack]
-            adversaries = sorted({str(cell["adversary"]) for cell in own}, key=lambda name: (name != "server", name))
+            adversaries = sorted({str(cell["adversary"]) for cell in own}, key=adversary_place)
             places.append(_together([_worst(name, [cell for cell in own if cell["adversary"] == name]) for name in adversaries]))
         lines.append({"attack": attack, "places": places})
     return {"columns": [{"name": name, "sub": sub} for name, sub, _ in audits], "lines": lines}

@@ -17,13 +17,13 @@ from ...errors import InputError
 from ...protocols.bounded_files import read_json
 from ..sweep.sweep import Sweep, SweepCell, SweepSetting
 from .audit_words import STATUS, least_comforting, metric_words
-from .run_files import audit_cells
+from .run_files import about_audit, audit_cells
 from .run_names import adversary_words
 
 __all__ = [
-    "UTILITIES", "Attack", "FrontPoint", "Mean", "Result", "attack_points", "attack_words", "by_setting", "front_rows", "headline",
-    "headline_rows", "mean_of", "on_front", "paired", "read_results", "ringed_of", "setting_columns", "table_rows", "unmarked",
-    "utility_of", "values_of",
+    "UNIT_SCORES", "UTILITIES", "Attack", "FrontPoint", "Mean", "Result", "attack_of", "attack_points", "attack_words", "by_setting",
+    "first_utility", "front_rows", "headline", "headline_rows", "mean_of", "on_front", "paired", "read_results", "ringed_of",
+    "setting_columns", "table_rows", "unmarked", "utility_of", "values_of",
 ]  # fmt: skip
 
 METRICS = (
@@ -32,20 +32,28 @@ METRICS = (
 )  # fmt: skip
 OF_NUMBERS = ("r2", "error_mean", "root_mean_square_error", "mean_absolute_error", "constant_error")
 UTILITIES = {
-    "accuracy_mean": "shared or cluster\nmodel, accuracy %",
-    "local_accuracy_mean": "last local models,\naccuracy %",
-    "r2": "shared or cluster\nmodel, R²",
+    "balanced_accuracy": "balanced accuracy, %",
+    "accuracy_mean": "accuracy, %",
+    "local_accuracy_mean": "accuracy of last\nlocal models, %",
+    "r2": "R²",
     "ari": "clusters against\ntrue groups, ARI",
 }
+"""Scores of models and clusterings, and how axes name them; a page is about the first that a run has."""
+UNIT_SCORES = ("ari", "r2")
+"""Of these, scores that are not shown in percent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One finished run of a sweep: its cell, summary, and the figures of its audit, if there was one."""
+    """One finished run of a sweep: its cell, summary, and the figures of its audit, if there was one.
+
+    `left`: the attacks that the audit left out; None where it does not say.
+    """
 
     cell: SweepCell
     summary: Mapping[str, Any]
     audit: Sequence[Mapping[str, Any]] = ()
+    left: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +98,15 @@ def read_results(folder: Path, sweep: Sweep) -> tuple[list[Result], dict[str, st
         trouble = folder / "failed" / f"{cell.name}.json"
         if trouble.is_file():
             failed[cell.name] = str(_read(trouble)["error"])
+        elif (folder / "locks" / f"{cell.name}.audit").is_file():
+            failed[cell.name] = "its audit was cut short, or is under way"
         if path.is_file():
             summary = _read(path)
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
                 continue  # interrupted; a run whose privacy budget is spent has ended, too
             audit = folder / cell.name / "audit.json"
-            results.append(Result(cell, summary, audit_cells(_read(audit), audit) if audit.is_file() else ()))
+            figures = audit_cells(_read(audit), audit) if audit.is_file() else ()
+            results.append(Result(cell, summary, figures, about_audit(audit).attacks_left))
     return results, failed
 
 
@@ -169,7 +180,8 @@ Attack = tuple[str, str, str, int]
 class FrontPoint:
     """One setting under one attack: leakage and its baseline, and each utility, over seeds.
 
-    `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out.
+    `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out. `leaks`: in some run
+    the figure is a leak.
     """
 
     setting: SweepSetting
@@ -179,6 +191,12 @@ class FrontPoint:
     lower_is_better: bool
     validated: bool = True
     whole: bool = True
+    leaks: bool = False
+
+
+def attack_of(cell: Mapping[str, Any]) -> Attack:
+    """The key of a figure of an audit."""
+    return str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), int(cell.get("k_known") or 0)
 
 
 def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
@@ -188,8 +206,7 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
         by_attack: dict[Attack, list[Mapping[str, Any]]] = {}
         for result in own:
             for cell in result.audit:
-                key = (str(cell["attack"]), str(cell["metric"]), str(cell["adversary"]), int(cell.get("k_known") or 0))
-                by_attack.setdefault(key, []).append(cell)
+                by_attack.setdefault(attack_of(cell), []).append(cell)
         utilities = {name: mean_of(values_of(own, name).values()) for name in UTILITIES}
         for key, cells in by_attack.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
@@ -198,7 +215,8 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)
-                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, valid, whole))
+                leaks = any(cell["status"] == "leaks" for cell in cells)
+                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, valid, whole, leaks))
     return points
 
 
@@ -278,8 +296,12 @@ def headline(points: Mapping[Attack, Sequence[FrontPoint]]) -> Attack | None:
 
 def utility_of(points: Iterable[FrontPoint]) -> str:
     """The first utility that some of these have."""
-    known = list(points)
-    return next((name for name in UTILITIES if any(point.utilities[name] is not None for point in known)), next(iter(UTILITIES)))
+    return first_utility([point.utilities for point in points])
+
+
+def first_utility(scored: Sequence[Mapping[str, Any]]) -> str:
+    """The first utility that some of these, points' utilities or runs' summaries, have."""
+    return next((name for name in UTILITIES if any(scores.get(name) is not None for scores in scored)), next(iter(UTILITIES)))
 
 
 def headline_rows(results: Sequence[Result], first: Attack | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,9 +10,12 @@ from ...types import Array
 from ..sweep.sweep import SweepSetting
 from . import pictures
 from .audit_words import metric_words
-from .front import UTILITIES, Attack, FrontPoint, Result, by_setting, mean_of, ringed_of, utility_of, values_of
+from .front import UNIT_SCORES, UTILITIES, Attack, FrontPoint, Result, by_setting, mean_of, ringed_of, utility_of, values_of
 
-__all__ = ["cost_picture", "epsilon_picture", "front_picture", "headline_picture"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["cost_picture", "epsilon_picture", "epsilons_of", "front_picture", "headline_picture"]
 
 MARKERS = "osD^vP*Xh<>p"
 
@@ -32,48 +35,67 @@ def _shown(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def scaled(name: str, value: float) -> float:
-    return value if name in ("ari", "r2") else 100 * value
+    return value if name in UNIT_SCORES else 100 * value
 
 
 def headline_picture(points: Sequence[FrontPoint], attack: Attack, settings: Sequence[SweepSetting]) -> str:
-    """One attack's figure against one utility: a numbered mark a setting, a ring and a line for the front.
+    """One attack's figure against one utility: a numbered mark a setting, a ring and a line for the front."""
+    with pictures.style():
+        figure = pictures.new_figure(pictures.WIDTH, 3.3)
+        _draw(figure.subplots(), points, utility_of(points), settings)
+        figure.supxlabel(_axis_words(points, attack), fontsize=9)
+        return pictures.uri(figure)
+
+
+def front_picture(points: Sequence[FrontPoint], attack: Attack, settings: Sequence[SweepSetting]) -> str:
+    """One attack's figure against each utility, a panel a utility: a numbered mark a setting, a ring and a line for the front."""
+    shown = _shown(point.utilities for point in points)
+    with pictures.style():
+        figure = pictures.new_figure(pictures.WIDTH, 0.6 + 2.1 * len(shown))
+        for axes, utility in zip(figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0], shown, strict=True):
+            _draw(axes, points, utility, settings)
+        figure.supxlabel(_axis_words(points, attack), fontsize=9)
+        return pictures.uri(figure)
+
+
+def _axis_words(points: Sequence[FrontPoint], attack: Attack) -> str:
+    lower = any(point.lower_is_better for point in points)
+    return f"{metric_words({'metric': attack[1], 'lower_is_better': lower})} of the attack; left is more private"
+
+
+def _draw(axes: "Axes", points: Sequence[FrontPoint], utility: str, settings: Sequence[SweepSetting]) -> None:
+    """The settings with their numbers, and the front, on axes of leakage and a utility.
 
     Marks nearer to each other than a hundredth of both axes are drawn as one, with all their numbers.
     """
-    utility = utility_of(points)
     have = [(point, value) for point in points if (value := point.utilities[utility]) is not None]
     places = np.array([[point.leakage.mean, scaled(utility, value.mean)] for point, value in have]).reshape(-1, 2)
     rings, lower = ringed_of(have), any(point.lower_is_better for point in points)
-    with pictures.style():
-        figure = pictures.new_figure(pictures.WIDTH, 3.8)
-        axes = figure.subplots()
-        for (point, value), place, ring in zip(have, places, rings, strict=True):
-            look = _look(point.setting, settings)
-            (x, y), wide, high = place.tolist(), point.leakage.std or 0.0, scaled(utility, value.std or 0.0)
-            axes.errorbar(x, y, xerr=wide, yerr=high, fmt="none", ecolor=look["color"], alpha=0.6, linewidth=1)
-            edge: dict[str, Any] = {"edgecolors": pictures.INK if ring else "none", "linewidths": 1.8 if ring else 0.0}
-            axes.scatter(x, y, s=110, c=look["color"], marker=look["marker"], zorder=3, alpha=0.95 if point.validated else 0.35, **edge)
-        line = sorted(tuple(place) for place, ring in zip(places, rings, strict=True) if ring)
-        axes.plot([x for x, _ in line], [y for _, y in line], color=pictures.INK, linewidth=0.8, linestyle=":", zorder=1)
-        if guesses := [point.baseline for point in points if point.baseline is not None]:
-            axes.axvspan(min(guesses), max(guesses), color=pictures.FAINT, alpha=0.3, linewidth=0, zorder=0)
-            axes.axvline(float(np.mean(guesses)), color=pictures.INK, linestyle="--", linewidth=0.8, zorder=0)
-            where = (float(np.mean(guesses)), 1.0)
-            axes.annotate("guessing", where, (3, -2), ("data", "axes fraction"), "offset points", fontsize=8, va="top")
-        low, top = axes.get_ylim()
-        least = 0.2 if utility in ("ari", "r2") else 4.0  # small differences must not look large
-        middle, span = (low + top) / 2, max(top - low, least)
-        axes.set_ylim(middle - 0.55 * span, middle + 0.62 * span)
-        axes.margins(x=0.12)
-        numbers = {setting: number for number, setting in enumerate(settings, 1)}
-        for members in _near(places, np.array([np.ptp(axes.get_xlim()), np.ptp(axes.get_ylim())])):
-            words = ", ".join(str(numbers[have[member][0].setting]) for member in members)
-            axes.annotate(words, tuple(places[members[0]]), (9, 7), textcoords="offset points", fontsize=9, fontweight="bold")
-        if lower:
-            axes.invert_xaxis()
-        axes.set_xlabel(f"{metric_words({'metric': attack[1], 'lower_is_better': lower})} of the attack; left is more private")
-        axes.set_ylabel(UTILITIES[utility].replace("\n", " "))
-        return pictures.uri(figure)
+    for (point, value), place, ring in zip(have, places, rings, strict=True):
+        look = _look(point.setting, settings)
+        (x, y), wide, high = place.tolist(), point.leakage.std or 0.0, scaled(utility, value.std or 0.0)
+        axes.errorbar(x, y, xerr=wide, yerr=high, fmt="none", ecolor=look["color"], alpha=0.6, linewidth=1)
+        edge: dict[str, Any] = {"edgecolors": pictures.INK if ring else "none", "linewidths": 1.8 if ring else 0.0}
+        axes.scatter(x, y, s=110, c=look["color"], marker=look["marker"], zorder=3, alpha=0.95 if point.validated else 0.35, **edge)
+    line = sorted(tuple(place) for place, ring in zip(places, rings, strict=True) if ring)
+    axes.plot([x for x, _ in line], [y for _, y in line], color=pictures.INK, linewidth=0.8, linestyle=":", zorder=1)
+    if guesses := [point.baseline for point in points if point.baseline is not None]:
+        axes.axvspan(min(guesses), max(guesses), color=pictures.FAINT, alpha=0.3, linewidth=0, zorder=0)
+        axes.axvline(float(np.mean(guesses)), color=pictures.INK, linestyle="--", linewidth=0.8, zorder=0)
+        where = (float(np.mean(guesses)), 1.0)
+        axes.annotate("baseline", where, (3, -2), ("data", "axes fraction"), "offset points", fontsize=8, va="top")
+    low, top = axes.get_ylim()
+    least = 0.2 if utility in UNIT_SCORES else 4.0  # small differences must not look large
+    middle, span = (low + top) / 2, max(top - low, least)
+    axes.set_ylim(middle - 0.55 * span, middle + 0.62 * span)
+    axes.margins(x=0.12)
+    numbers = {setting: number for number, setting in enumerate(settings, 1)}
+    for members in _near(places, np.array([np.ptp(axes.get_xlim()), np.ptp(axes.get_ylim())])):
+        words = ", ".join(str(numbers[have[member][0].setting]) for member in members)
+        axes.annotate(words, tuple(places[members[0]]), (9, 7), textcoords="offset points", fontsize=9, fontweight="bold")
+    if lower and not axes.xaxis_inverted():
+        axes.invert_xaxis()
+    axes.set_ylabel(UTILITIES[utility])
 
 
 def _near(places: Array, spans: Array) -> list[list[int]]:
@@ -89,54 +111,11 @@ def _near(places: Array, spans: Array) -> list[list[int]]:
     return groups
 
 
-def front_picture(points: Mapping[Attack, Sequence[FrontPoint]], settings: Sequence[SweepSetting]) -> str:
-    """Utility against leakage: a column an attack's figure, a row a utility, a mark a setting with its deviations over seeds."""
-    shown = _shown(point.utilities for these in points.values() for point in these)
-    with pictures.style():
-        legend_rows = -(-len(settings) // 3)
-        figure = pictures.new_figure(1.3 + 2.7 * max(2, len(points)), 1.1 + 1.9 * len(shown) + 0.2 * legend_rows)
-        panels = figure.subplots(len(shown), len(points), squeeze=False, sharex="col", sharey="row")
-        marks: dict[str, Any] = {}
-        kinds = list(dict.fromkeys((setting.protection, setting.epsilon) for setting in settings))
-        sizes = {
-            setting: 170.0 * 0.6 ** (kinds.index((setting.protection, setting.epsilon)) % 5) for setting in settings
-        }  # what coincides stays visible
-        for column, ((attack, metric, adversary, known), these) in enumerate(points.items()):
-            for line, (name, words) in enumerate(shown.items()):
-                axes = panels[line, column]
-                have = [(point, value) for point in these if (value := point.utilities[name]) is not None]
-                sign = -1.0 if any(point.lower_is_better for point in these) else 1.0
-                for (point, value), front in zip(have, ringed_of(have), strict=True):
-                    look = _look(point.setting, settings)
-                    x, y = point.leakage.mean, scaled(name, value.mean)
-                    errors = {"xerr": point.leakage.std or 0.0, "yerr": scaled(name, value.std or 0.0)}
-                    axes.errorbar(x, y, **errors, fmt="none", ecolor=look["color"], alpha=0.45, linewidth=1)
-                    edge = {"edgecolors": pictures.INK if front else "none", "linewidths": 1.6 if front else 0.0}
-                    marks[point.setting.name] = axes.scatter(
-                        x, y, s=sizes[point.setting], c=look["color"], marker=look["marker"], zorder=3,
-                        alpha=0.9 if point.validated else 0.3, **edge,
-                    )  # fmt: skip
-                if guesses := [point.baseline for point in these if point.baseline is not None]:
-                    axes.axvspan(min(guesses), max(guesses), color=pictures.FAINT, alpha=0.25, linewidth=0, zorder=0)
-                    axes.axvline(float(np.mean(guesses)), color=pictures.FAINT, linestyle="--", linewidth=1, zorder=0)
-                if column == 0:
-                    axes.set_ylabel(words)
-                axes.margins(0.12)
-            knows = f", {known} known" if known else ""
-            doubt = "" if all(point.validated for point in these) else "\n(not validated)"
-            doubt += "" if all(point.whole for point in these) else "\n(not all rounds)"
-            name = metric_words({"metric": metric})
-            panels[0, column].set_title(f"{attack.replace('_', ' ')}\n{name}\n{adversary}{knows}{doubt}", fontsize=9)
-            panels[-1, column].set_xlabel("what the attacker gets" + (" (its error)" if sign < 0 else ""))
-            if sign < 0:
-                panels[-1, column].invert_xaxis()
-        for line, name in enumerate(shown):  # differences of no account look like none
-            low, high = panels[line, 0].get_ylim()
-            middle, span = (low + high) / 2, max(high - low, 0.2 if name in ("ari", "r2") else 4.0)
-            panels[line, 0].set_ylim(middle - span / 2, middle + span / 2)
-        names = [setting.name for setting in settings if setting.name in marks]
-        figure.legend([marks[name] for name in names], names, loc="outside lower center", ncols=min(3, max(1, len(names))), frameon=False)
-        return pictures.uri(figure)
+def epsilons_of(results: Sequence[Result]) -> list[float]:
+    """The different ε of the settings that have a guarantee, as axes print them, the smallest first."""
+    groups = by_setting(results)
+    spent = {setting: mean_of(values_of(own, "epsilon").values()) for setting, own in groups.items()}
+    return sorted({float(f"{setting.epsilon or mean.mean:.2g}") for setting, mean in spent.items() if mean is not None})
 
 
 def epsilon_picture(results: Sequence[Result]) -> str:
@@ -150,8 +129,8 @@ def epsilon_picture(results: Sequence[Result]) -> str:
             if spent is not None:
                 lines.setdefault(replace(setting, epsilon=None).name, []).append((spent.mean, setting))
         unlimited = [setting for setting, own in groups.items() if mean_of(values_of(own, "epsilon").values()) is None]
-        figure = pictures.new_figure(max(7.0, 3.5 * len(utilities)), 3.7 + 0.2 * -(-(len(lines) + len(unlimited)) // 2))
-        panels = figure.subplots(1, len(utilities), squeeze=False)[0]
+        figure = pictures.new_figure(pictures.WIDTH, 0.5 + 2.1 * len(utilities) + 0.2 * (len(lines) + len(unlimited)))
+        panels = figure.subplots(len(utilities), 1, sharex=True, squeeze=False)[:, 0]
         colours = {label: pictures.PALETTE[i % len(pictures.PALETTE)] for i, label in enumerate(lines)}
         firsts = {(first.algorithm, first.keys): colours[label] for label, ((_, first), *_) in reversed(lines.items())}
         for axes, (name, words) in zip(panels, utilities.items(), strict=True):
@@ -171,24 +150,22 @@ def epsilon_picture(results: Sequence[Result]) -> str:
                     colour = firsts.get((setting.algorithm, setting.keys), pictures.FAINT)
                     axes.axhline(scaled(name, value.mean), color=colour, linestyle="--", linewidth=0.8, label=setting.name)
             axes.set_xscale("log")
-            shown = sorted({float(f"{setting.epsilon or x:.2g}") for members in lines.values() for x, setting in members})
+            shown = epsilons_of(results)
             axes.set_xticks(shown, [f"{x:g}" for x in shown])
             axes.minorticks_off()
-            axes.set_xlabel("ε (smaller is more private)")
-            axes.set_title(words.replace("\n", " "), fontsize=9)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+            axes.set_ylabel(words)
+        panels[-1].set_xlabel("ε (smaller is more private)")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=1, frameon=False)
         return pictures.uri(figure)
 
 
 def cost_picture(results: Sequence[Result]) -> str:
-    """Megabytes up and down and seconds, a bar a setting."""
+    """Megabytes up and down and seconds, a bar a setting, by its number."""
     groups = by_setting(results)
-    names = [setting.name for setting in groups]
     panels_of = {"upload_bytes": "all uploads, MB", "download_bytes": "all downloads, MB", "seconds": "seconds, as run here"}
     with pictures.style():
-        figure = pictures.new_figure(10.5, 1.0 + 0.26 * len(groups))
-        panels = figure.subplots(1, 3, sharey=True)
-        for axes, (metric, words) in zip(panels, panels_of.items(), strict=True):
+        figure = pictures.new_figure(pictures.WIDTH, 1.5 + 0.6 * len(groups))
+        for axes, (metric, words) in zip(figure.subplots(3, 1), panels_of.items(), strict=True):
             values = [mean_of(values_of(own, metric).values()) for own in groups.values()]
             scale = 1e6 if metric.endswith("bytes") else 1.0
             widths = [value.mean / scale if value else 0.0 for value in values]
@@ -196,6 +173,6 @@ def cost_picture(results: Sequence[Result]) -> str:
             colours = [_look(setting, list(groups))["color"] for setting in groups]
             axes.barh(range(len(groups)), widths, xerr=bars, color=colours, height=0.7, error_kw={"elinewidth": 1, "ecolor": pictures.INK})
             axes.set_xlabel(words)
-        panels[0].set_yticks(range(len(groups)), names)
-        panels[0].set_ylim(len(groups) - 0.4, -0.6)
+            axes.set_yticks(range(len(groups)), [str(number) for number in range(1, len(groups) + 1)])
+            axes.set_ylim(len(groups) - 0.4, -0.6)
         return pictures.uri(figure)

@@ -11,7 +11,7 @@ from ...console import counted
 from .answer import Answer, listed, upper
 from .audit_words import metric_words, share_learned
 from .run_files import Audited
-from .run_names import adversary_words, with_colluders
+from .run_names import adversary_place, adversary_words, with_colluders
 
 __all__ = ["audit_answer", "leak_sentence", "leaks_in"]
 
@@ -19,8 +19,6 @@ SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """Statuses that leave no question open about a figure."""
 NEEDED = ("server", "client", "released")
 """Adversaries that every recorded run has: without figures of each of these an audit is not whole."""
-ADVERSARY_ORDER = ("outsider", "released", "client", "key-holder", "server", "active-server")
-"""From who sees least; a server with helpers comes after all of these."""
 
 
 def audit_answer(audited: Audited) -> Answer:
@@ -32,7 +30,7 @@ def audit_answer(audited: Audited) -> Answer:
         return Answer(
             question, "open", "Evidence doubtful", "What was audited failed a check, so no attack was made and nothing is concluded."
         )
-    adversaries = sorted({str(cell["adversary"]) for cell in cells}, key=_sees)
+    adversaries = sorted({str(cell["adversary"]) for cell in cells}, key=adversary_place)
     small, leaking = _extent(audited), leaks_in(audited)
     if leaking:
         learned: dict[str, list[str]] = {}
@@ -51,7 +49,11 @@ def audit_answer(audited: Audited) -> Answer:
     if not statuses <= set(SETTLED) or not _is_whole(audited):
         return Answer(question, "open", "No leak seen yet", f"The attacks that were tested found none. {_open_words(cells)}".strip(), small)
     return Answer(
-        question, "good", "No leak seen", "Every attack of the suite that applies does no better than guessing. A stronger one may.", small
+        question,
+        "good",
+        "No leak seen",
+        "Every attack of the suite that applies does no better than its baseline. A stronger one may.",
+        small,
     )
 
 
@@ -76,18 +78,12 @@ def leaks_in(audited: Audited) -> dict[str, Mapping[str, Any]]:
         name = with_colluders(cell)
         if cell["status"] == "leaks" and (name not in leaks or _weight(cell, named) > _weight(leaks[name], named)):
             leaks[name] = cell
-    return dict(sorted(leaks.items(), key=lambda entry: _sees(entry[0])))
+    return dict(sorted(leaks.items(), key=lambda entry: adversary_place(entry[0])))
 
 
 def _weight(cell: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[bool, float]:
     """The order of an adversary's leaks."""
     return named.get(str(cell["adversary"])) == cell["attack"], share_learned(cell)
-
-
-def _sees(adversary: str) -> tuple[int, int]:
-    name, _, helpers = adversary.partition("+")
-    place = ADVERSARY_ORDER.index(name) if name in ADVERSARY_ORDER else len(ADVERSARY_ORDER)
-    return (place if not helpers else len(ADVERSARY_ORDER) + 1, int(helpers) if helpers.isdigit() else 0)
 
 
 def _settled(cells: Sequence[Mapping[str, Any]], adversary: str) -> bool:
@@ -151,5 +147,5 @@ def _short_of_help(audited: Audited) -> str:
     if not statuses & {"at_baseline", "inconclusive", "not_validated"}:
         return "the attacks that were run cannot read what is sent"
     if statuses <= set(SETTLED) and audited.about.attacks_left == ():
-        return "the attacks of the suite do no better than guessing"
+        return "the attacks of the suite do no better than their baselines"
     return "no leak is seen, and not all is known"

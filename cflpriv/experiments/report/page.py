@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...console import counted
+from .answer import headed
 from .audit_words import MEANINGS, SIGNS, STATUS, metric_words
+from .pictures import is_wide
 from .run_names import adversary_words
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ def templates() -> "jinja2.Environment":
     )  # fmt: skip
     made.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
     made.filters |= {"counted": counted, "figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
+    made.filters |= {"wide": is_wide, "headed": headed}
     made.filters |= {"adversary": adversary_words, "adversaries": _adversaries, "kilobytes": lambda size: f"{size / 1e3:,.0f} kB"}
     made.globals |= {"status": STATUS, "signs": SIGNS, "meanings": MEANINGS, "numbered": numbering()}
     return made

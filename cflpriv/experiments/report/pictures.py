@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "WIDTH", "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram", "group_colours",
-    "group_legend", "heatmap", "images_picture", "leaf_order", "left_title", "new_figure", "roc_picture", "rounds_picture", "shrunk",
-    "style", "svg", "uri",
+    "WIDTH", "ClusteringEvidence", "Series", "brackets", "by_clusters", "client_ticks", "clients_picture", "dendrogram",
+    "group_colours", "group_legend", "heatmap", "images_picture", "is_wide", "leaf_order", "left_title", "new_figure", "roc_picture",
+    "rounds_picture", "shrunk", "style", "svg", "uri",
 ]  # fmt: skip
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933")
@@ -34,6 +35,15 @@ DASHES = ("-", "--", ":", "-.")
 WIDTH = 5.3
 """Of most figures, in inches: two fit side by side, and one can be read on a phone."""
 INK, FAINT, CUT = "#1f2933", "#9aa5b1", "#D55E00"
+CUT_WORDS, DENSE_INK = "#a34400", "#6b7280"
+"""Of words beside a cut, and of lines that are drawn as pixels, which keep their colour on a dark ground."""
+IN_THE_DARK = {
+    f"fill: {INK}": "fill: #e4e9ee", f"stroke: {INK}": "stroke: #e4e9ee", "fill: #ffffff": "fill: #1b2229",
+    f"fill: {CUT_WORDS}": "fill: #ffb27d",
+}  # fmt: skip
+"""What a dark scheme makes of a figure's styles."""
+_RULES = "".join(f'[style*="{old}"] {{ {new} !important }}' for old, new in IN_THE_DARK.items())
+DARK = f"\n@media screen and (prefers-color-scheme: dark) {{{_RULES}}}\n"
 _SVG = "data:image/svg+xml;base64,"
 PIXELS = 180
 """More clients than this are averaged to this many pixels a side."""
@@ -151,7 +161,7 @@ def dendrogram(evidence: ClusteringEvidence) -> str:
     from matplotlib.collections import LineCollection
 
     tree, n, leaves = evidence.tree, len(evidence.clients), leaf_order(evidence)
-    look: dict[str, Any] = {"colors": INK, "linewidths": 0.6 if n > DENSE else 1.0, "rasterized": n > DENSE}
+    look: dict[str, Any] = {"colors": DENSE_INK if n > DENSE else INK, "linewidths": 0.6 if n > DENSE else 1.0, "rasterized": n > DENSE}
     with style():
         figure = new_figure(WIDTH, 5.4)
         axes = figure.subplots()
@@ -165,7 +175,7 @@ def dendrogram(evidence: ClusteringEvidence) -> str:
             words = f"cut at {evidence.height:.3g}{'°' if evidence.degrees else ''}{ratio}"
             where, box = ("axes fraction", "data"), {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
             axes.annotate(
-                words, (0.5, evidence.height), (0, 4), where, "offset points", ha="center", va="bottom", color="#a34400", bbox=box
+                words, (0.5, evidence.height), (0, 4), where, "offset points", ha="center", va="bottom", color=CUT_WORDS, bbox=box
             )
         axes.set_ylabel(f"{evidence.unit} at which two branches merge")
         axes.set_xticks([])
@@ -336,10 +346,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def uri(figure: Figure) -> str:
-    """A figure as an SVG data URI."""
+    """A figure as an SVG data URI, whose ground and ink follow the reader's dark scheme; pixels and colours of data stay."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
-    return _SVG + base64.b64encode(buffer.getvalue()).decode("ascii")
+    text = buffer.getvalue().decode("utf-8").replace("</style>", f"{DARK}</style>", 1)
+    return _SVG + base64.b64encode(text.encode("utf-8")).decode("ascii")
+
+
+def is_wide(picture: str) -> bool:
+    """Whether a figure, by its data URI, is too wide for a phone, which then scrolls it."""
+    width = re.search(r'<svg [^>]*width="([0-9.]+)pt"', svg(picture))
+    return width is not None and float(width[1]) > 1.3 * WIDTH * 72
 
 
 def svg(picture: str) -> str:

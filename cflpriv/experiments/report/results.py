@@ -13,20 +13,30 @@ from . import pictures
 from .run_files import RunFiles, require
 from .run_names import kind_of, method_words, protection_words
 
-__all__ = ["by_class", "client_scores", "counts_of", "method_rows", "numbers_of", "score_pictures"]
+__all__ = ["by_class", "client_scores", "counts_in", "counts_of", "is_useless", "method_rows", "numbers_of", "score_pictures"]
 
 SHOWN_CLASSES, SHOWN_WRONG = 30, 4
 
 
 def counts_of(run: RunFiles) -> ClassCounts | None:
     """A run's samples by true and predicted class; None for a run that has no such counts. Raises `InputError` naming summary.json."""
-    of_classes = run.summary.get("by_class")
+    return counts_in(run.summary, str(run.folder / "summary.json"))
+
+
+def counts_in(summary: Mapping[str, Any], source: str) -> ClassCounts | None:
+    """The samples by true and predicted class of a summary that was read from `source`; None where it has no such counts."""
+    of_classes = summary.get("by_class")
     if not of_classes:
         return None
     try:
         return as_counts(np.array(of_classes["counts"], dtype=np.float64))
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise InputError(f"{run.folder / 'summary.json'}: is damaged ('by_class': {error})") from None
+        raise InputError(f"{source}: is damaged ('by_class': {error})") from None
+
+
+def is_useless(counts: ClassCounts) -> bool:
+    """Whether a model names one class for everybody, or is shown to be hardly better than that."""
+    return counts.constant is not None or counts.shown_useless
 
 
 def client_scores(run: RunFiles) -> dict[int, float]:
@@ -55,7 +65,7 @@ def by_class(run: RunFiles) -> dict[str, Any] | None:
         }
         for i in shown
     ]  # fmt: skip
-    return {"label": run.label, "rows": rows, "clusters": clusters, "open": bool(run.summary.get("warnings"))}
+    return {"label": run.label, "rows": rows, "clusters": clusters, "open": is_useless(counts)}
 
 
 def method_rows(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kind",
+    "adversary_place",
     "adversary_words",
     "data_words",
     "epsilon_words",
@@ -39,6 +40,8 @@ ADVERSARIES = {
     "client": "one client", "released": "whoever gets the models", "outsider": "an outsider", "key-holder": "the key holder",
     "active-server": "a server that lies",
 }  # fmt: skip
+ADVERSARY_ORDER = ("outsider", "released", "client", "key-holder", "server", "active-server")
+"""From who sees least; a server with helpers comes after all of these."""
 FEW_FILES = 2
 
 
@@ -98,6 +101,13 @@ def protection_words(summary: Mapping[str, Any], config: Mapping[str, Any]) -> s
 def _settings(value: Any) -> list[str]:
     several = value if isinstance(value, list) else [value]
     return [str(setting) for setting in several if setting not in (None, "none")]
+
+
+def adversary_place(adversary: str) -> tuple[int, int]:
+    """What sorts adversaries wherever several are named: who sees least comes first, a server with helpers last."""
+    name, _, helpers = adversary.partition("+")
+    place = ADVERSARY_ORDER.index(name) if name in ADVERSARY_ORDER else len(ADVERSARY_ORDER)
+    return (place if not helpers else len(ADVERSARY_ORDER) + 1, int(helpers) if helpers.isdigit() else 0)
 
 
 def adversary_words(adversary: str) -> str:

@@ -1,52 +1,44 @@
-"""What the page of a sweep prints: its table, its pictures, and in a sentence what it found."""
+"""What the page of a sweep prints: its answers, its table and its pictures."""
 
+import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...console import counted
 from ...files import write_atomically
 from ..sweep.sweep import Sweep
 from . import pictures
+from .answer import headed, upper
 from .audit_words import metric_words
-from .front import Attack, Result, attack_points, attack_words, by_setting, headline, headline_rows, read_results, table_rows, unmarked
-from .front_pictures import cost_picture, epsilon_picture, front_picture, headline_picture
+from .before import place_of
+from .front import (
+    UNIT_SCORES,
+    UTILITIES,
+    Result,
+    attack_points,
+    attack_words,
+    by_setting,
+    first_utility,
+    headline,
+    headline_rows,
+    read_results,
+    table_rows,
+    unmarked,
+)  # fmt: skip
+from .front_pictures import cost_picture, epsilon_picture, epsilons_of, front_picture, headline_picture
+from .sweep_answers import groups_found, sweep_answers, sweep_in_short, sweep_steps
 
-__all__ = ["section", "sweep_in_short", "write_pictures"]
+__all__ = ["section", "sweep_lines", "warned", "write_pictures"]
 
-NAMED = 4
-"""Settings of the front that a sentence names."""
-COLUMNS = 4
-"""Attacks per picture."""
+NAMED = 3
+"""Settings that a line of a console names; it counts more than these."""
 MOST_ATTACKS = 12
 """Figures of attacks that are drawn; the rest are in front.csv."""
 
 
-def sweep_in_short(rows: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]], first: Attack | None) -> str:
-    """What a sweep found: its front, what serves best, and of how many settings nothing is known."""
-    scored = [(row["accuracy_mean"], mark["name"]) for row, mark in zip(rows, marks, strict=True) if row["accuracy_mean"] is not None]
-    best = max(scored, default=None, key=lambda pair: pair[0])
-    served = "" if best is None else f" Best served: {best[1]}, right in {100 * best[0]:.1f} % of answers."
-    if first is None:
-        return f"No run was attacked, so nothing is known of what leaks.{served}"
-    front = [str(mark["name"]) for mark in marks if mark["on_front"]]
-    unknown = sum(not mark["marked"] or mark["doubt"] == "not validated" for mark in marks)
-    words = attack_words(first)
-    about = (
-        f" For {unknown} of {counted(len(marks), 'setting')} this attack has no validated figure, so nothing is known there."
-        if unknown
-        else ""
-    )
-    if not front:
-        return f"There is no front: {words}, and every other attack, is validated for no setting.{served}"
-    several = "; ".join(front[:NAMED]) + (f"; {len(front) - NAMED} more" if len(front) > NAMED else "")
-    return f"On the front by {words}: {several}.{served}{about}"
-
-
 def write_pictures(folder: Path, shown: Mapping[str, Any]) -> list[Path]:
     """Write the pictures of a `section` into a sweep's folder: front_1.svg and so on, epsilon.svg, costs.svg, as far as there are such."""
-    drawn = {f"front_{i}.svg": picture for i, picture in enumerate(shown["fronts"], 1)}
+    drawn = {f"front_{i}.svg": front["picture"] for i, front in enumerate(shown["fronts"], 1)}
     drawn |= {f"{name}.svg": shown[name] for name in ("epsilon", "costs") if shown[name] is not None}
     for name, picture in drawn.items():
         write_atomically(folder / name, pictures.svg(picture))
@@ -58,35 +50,34 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
     results, failed = read_results(folder, sweep)
     rows = table_rows(results, sweep)
     points = attack_points(results)
-    keys = list(points)[:MOST_ATTACKS]
-    settings = list(by_setting(results))
-    pages = max(1, -(-len(keys) // COLUMNS))
-    cuts = [len(keys) * i // pages for i in range(pages + 1)]
-    fronts = [front_picture({key: points[key] for key in keys[a:b]}, settings) for a, b in pairwise(cuts) if a < b]
+    settings, score = list(by_setting(results)), first_utility([result.summary for result in results])
     first = headline(points)
     marks = headline_rows(results, first)
+    groups = [groups_found(own) for own in by_setting(results).values()]
+    unmade = len(sweep.cells) - len({result.cell.name for result in results} - failed.keys())
     return {
-        "rows": [{**row, **mark} for row, mark in zip(rows, marks, strict=True)],
+        "rows": [{**row, **mark, "groups": found} for row, mark, found in zip(rows, marks, groups, strict=True)],
+        "score": {"name": score, "words": UTILITIES[score].replace("\n", " "), "scale": 1 if score in UNIT_SCORES else 100},
+        "sweep_answers": sweep_answers(results, first),
+        "sweep_steps": sweep_steps(place_of(folder), sweep, results, first, unmade),
+        "warned": warned(results),
         "headline": None
         if first is None
-        else {
-            "picture": headline_picture(points[first], first, settings),
-            "words": attack_words(first),
-            "lower": any(point.lower_is_better for point in points[first]),
-        },
-        "sweep_in_short": sweep_in_short(rows, marks, first),
+        else {"picture": headline_picture(points[first], first, settings), "words": upper(attack_words(first))},
+        "sweep_in_short": sweep_in_short(results, marks, first),
         "first": sweep.settings[0].protection,
         "failed": failed,
         "missing_runs": len(sweep.cells)
         - len(results)
         - len([name for name in failed if name not in {result.cell.name for result in results}]),
         "seeds": len({cell.seed for cell in sweep.cells}),
-        "fronts": fronts,
-        "undrawn": len(points) - len(keys),
+        "fronts": [
+            {"picture": front_picture(points[key], key, settings), "words": upper(attack_words(key))} for key in list(points)[:MOST_ATTACKS]
+        ],
+        "undrawn": len(points) - MOST_ATTACKS,
         "unmarked": _unmarked_lines(results),
-        "epsilon": epsilon_picture(results) if any(result.summary.get("epsilon") is not None for result in results) else None,
+        "epsilon": epsilon_picture(results) if len(epsilons_of(results)) > 1 else None,
         "costs": cost_picture(results) if results else None,
-        "audited": any(result.audit for result in results),
     }
 
 
@@ -98,3 +89,30 @@ def _unmarked_lines(results: Sequence[Result]) -> list[dict[str, str]]:
         words = f"{attack.replace('_', ' ')} ({metric_words({'metric': metric})}; {adversary}{knows})"
         lines.setdefault((setting.name, why), []).append(words)
     return [{"setting": setting, "why": why, "figures": ", ".join(figures)} for (setting, why), figures in lines.items()]
+
+
+def warned(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Each warning of the runs once, those of most settings first: its settings by number, its first clause, and the rest.
+
+    Warnings that differ by numbers alone are one, in the words of the first.
+    """
+    found: dict[str, tuple[str, dict[int, None]]] = {}
+    for number, own in enumerate(by_setting(results).values(), 1):
+        for line in (str(line) for result in own for line in result.summary.get("warnings", ())):
+            found.setdefault(re.sub(r"[0-9][0-9.,]*", "#", line), (line, {}))[1][number] = None
+    ordered = sorted(found.values(), key=lambda entry: -len(entry[1]))
+    return [{"settings": list(numbers), "head": headed(line)[0], "rest": headed(line)[1]} for line, numbers in ordered]
+
+
+def sweep_lines(folder: Path, sweep: Sweep) -> list[str]:
+    """What a console prints of a sweep: what it found, the warnings of its runs, and what to do next."""
+    results, failed = read_results(folder, sweep)
+    first, names = headline(attack_points(results)), [setting.name for setting in by_setting(results)]
+    lines = [sweep_in_short(results, headline_rows(results, first), first)]
+    for one in warned(results):
+        named = ", ".join(names[number - 1] for number in one["settings"][:NAMED])
+        more = len(one["settings"]) - NAMED
+        lines.append(f"warning: {named}{f' and {more} more' if more > 0 else ''}: {one['head']}{' …' if one['rest'] else ''}")
+    unmade = len(sweep.cells) - len({result.cell.name for result in results} - failed.keys())
+    steps = sweep_steps(str(folder), sweep, results, first, unmade)
+    return [*lines, *(f"next: {step.words}{f': {step.command}' if step.command else ''}" for step in steps)]

@@ -7,12 +7,14 @@ is locked only while it is opened and while its tables are written.
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...console import TimeLeft, counted
 from ...errors import InputError
 from ...files import write_atomically
 from ...protocols.bounded_files import read_bytes, read_json, read_toml
@@ -23,13 +25,12 @@ from ..run.resume import LOCK, held, holds_nothing, locked
 from ..run.workers import ended
 from .sweep import Sweep, SweepCell
 
-__all__ = ["Audit", "failure_lines", "finished", "locked_sweep", "open_folder", "part_of", "run_sweep", "shown", "standing"]
+__all__ = ["Audit", "failure_lines", "finished", "kept_words", "locked_sweep", "open_folder", "part_of", "run_sweep", "shown", "standing"]
 
 Audit = Callable[..., Any]
 """What attacks a run folder: called as `audit(folder, data_dir=..., attacks=..., budget=...)`, the last two where the sweep names them."""
 
 OTHER_PROCESS = "another process makes it"
-CUT_SHORT = "its audit was cut short, or is under way"
 PATIENCE = 60.0
 """Seconds to wait for a process that opens the folder or writes its tables."""
 
@@ -76,8 +77,7 @@ def run_sweep(
     open_folder(sweep, out)
     failed = {cell.name: cell.problem for cell in cells if cell.problem}
     with locked_sweep(sweep, out):
-        for folder in ("failed", "locks"):
-            (out / folder).mkdir(exist_ok=True)
+        (out / "locks").mkdir(exist_ok=True)
         for name, problem in failed.items():
             _fail(out, name, problem)
     todo = [cell for cell in cells if not cell.problem and not _done(out, cell, sweep, audit)]
@@ -86,13 +86,15 @@ def run_sweep(
     part = "" if len(cells) == len(sweep.cells) else f" of {len(sweep.cells)}"
     report(f"{len(cells)} runs{part}: {len(cells) - len(todo) - len(failed)} done before, {len(todo)} to do, {len(failed)} refused")
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
-    for number, (name, trouble) in enumerate(ended(todo, work, min(workers or sweep.workers, len(todo))), 1):
+    at_once = min(workers or sweep.workers, len(todo))
+    time_left = TimeLeft(len(todo))
+    for number, (name, trouble) in enumerate(ended(todo, work, at_once), 1):
         if trouble and trouble != OTHER_PROCESS:
             failed[name] = trouble
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
                     _fail(out, name, trouble)
-        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}")
+        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}{time_left.words(number) if number >= at_once else ''}")
     return failed
 
 
@@ -101,7 +103,7 @@ def standing(sweep: Sweep, out: Path) -> dict[str, str]:
     status_of = {}
     for cell in sweep.cells:
         trouble = _marker(out, cell.name)
-        if finished(out / cell.name) and not trouble.is_file():
+        if finished(out / cell.name) and not trouble.is_file() and not _auditing(out, cell.name).is_file():
             status_of[cell.name] = "done"
         elif trouble.is_file():
             try:
@@ -111,6 +113,13 @@ def standing(sweep: Sweep, out: Path) -> dict[str, str]:
         else:
             status_of[cell.name] = "begun" if (out / cell.name / "config.toml").is_file() else "missing"
     return status_of
+
+
+def kept_words(sweep: Sweep, out: Path, command: str) -> str:
+    """What a sweep that was stopped keeps, and the `command` that goes on."""
+    known = Counter(how.partition(":")[0] for how in standing(sweep, out).values()) if (out / "sweep.toml").is_file() else Counter()
+    begun = f", {known['begun']} begun {'run goes' if known['begun'] == 1 else 'runs go'} on where saved" if known["begun"] else ""
+    return f"stopped: {known['done']} of {counted(len(sweep.cells), 'run')} done and kept{begun}; to go on: {command}"
 
 
 def shown(sweep: Sweep, out: Path) -> list[str]:
@@ -189,7 +198,7 @@ def finished(folder: Path) -> bool:
 def _done(out: Path, cell: SweepCell, sweep: Sweep, audit: Audit | None) -> bool:
     """Whether a run has ended and was attacked, if it is to be, and no failure is on record, such as an audit that was cut short."""
     folder = out / cell.name
-    if not finished(folder) or _marker(out, cell.name).is_file():
+    if not finished(folder) or _marker(out, cell.name).is_file() or _auditing(out, cell.name).is_file():
         return False
     return not _audits(folder, sweep, audit) or (folder / "audit.json").is_file()
 
@@ -203,7 +212,13 @@ def _marker(out: Path, name: str) -> Path:
     return out / "failed" / f"{name}.json"
 
 
+def _auditing(out: Path, name: str) -> Path:
+    """A file that is there while an audit is under way, and stays if the process ends: audit.json grows attack by attack."""
+    return out / "locks" / f"{name}.audit"
+
+
 def _fail(out: Path, name: str, error: str) -> None:
+    (out / "failed").mkdir(exist_ok=True)
     write_atomically(_marker(out, name), json.dumps({"cell": name, "error": error}) + "\n")
 
 
@@ -232,10 +247,10 @@ def _run_cell(cell: SweepCell, sweep: Sweep, out: Path, data_dir: str | Path | N
             if summary["rounds"] < summary["rounds_planned"] and not summary.get("stopped"):
                 return "interrupted"
             if audit is not None and _audits(folder, sweep, audit):
-                _fail(out, cell.name, CUT_SHORT)  # stays if this process is killed: audit.json grows attack by attack
+                write_atomically(_auditing(out, cell.name), "")
                 wanted = {"attacks": list(sweep.attacks)} if sweep.attacks else {}
                 audit(folder, data_dir=data_dir, **wanted, **({"budget": sweep.budget} if sweep.budget else {}))
-                _marker(out, cell.name).unlink()
+                _auditing(out, cell.name).unlink()
     except Exception as error:  # whatever it is, it is this cell's: it is recorded, and the other cells go on
         return f"{type(error).__name__}: {error}"
     return ""

@@ -5,12 +5,13 @@ from pathlib import Path
 import httpx
 from fastapi import HTTPException
 
-from cflpriv.protocols.coordinator import sign_roster
+from cflpriv.protocols.coordinator import SumPlan, sign_roster
 from cflpriv.protocols.key_files import read_identity, read_roster, write_identities, write_identity
 from cflpriv.protocols.keys import Identity
 
 CLIENTS, HELPERS, DIMENSION, ROUNDS = 5, 4, 1000, 3
 SESSION, MODEL = bytes(range(16)), bytes(32)  # a random session; the SHA-256 of the model that was sent
+PLAN = SumPlan(tuple(range(CLIENTS)), (MODEL,), DIMENSION, clip=10.0)
 FOLDER = Path("state")
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, parse_config
 from cflpriv.experiments.config.table_starter import table_starter
+from cflpriv.experiments.sweep.sweep import load_sweep
 
 SCHEMA = (
     Column("age", "number", range=(0.0, 100.0), blank="middle"),
@@ -248,6 +250,26 @@ def test_a_range_holds_its_values_unless_a_few_are_far_away(tmp_path: Path) -> N
     assert column.ends[1] < 10, "the outlier is clipped"
 
 
+@pytest.mark.parametrize(
+    ("name", "cells", "found"),
+    [
+        ("meter", [f"M{i % 24:02d}" for i in range(240)], True),
+        ("Patient ID", [1000 + i % 12 for i in range(120)], True),
+        ("userId", ["ann", "bob", "eve"] * 40, True),
+        ("where", [f"ward {i % 9}" for i in range(90)], True),
+        ("sensor", [f"{20 + i % 8}.5" for i in range(80)], False),  # readings
+        ("station", [f"s{i}" for i in range(60)], False),  # a row each
+        ("machine", [*["a", "b"] * 30, ""], False),  # a row of no machine
+        ("grade", [f"grade {i % 5}" for i in range(100)], False),  # as few as categories
+        ("tariff", ["flat", "night", "dynamic"] * 40, False),
+        ("code", [f"{'AB'[i % 2]}{i % 9}" for i in range(180)], False),
+    ],
+)
+def test_the_column_of_clients_is_found_by_its_name_and_values(name: str, cells: Sequence[object], found: bool, tmp_path: Path) -> None:
+    table = [[cell, i / 7, ("a", "b")[i // 3 % 2]] for i, cell in enumerate(cells)]
+    assert guessed(csv_of(tmp_path / "a.csv", table, (name, "other", "label"))).client == (name if found else "")
+
+
 def test_label_and_client_are_found_by_name_or_asked_for(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "a.csv", visits())
     guess = guessed(path)
@@ -276,6 +298,19 @@ def test_a_column_may_have_any_name(tmp_path: Path) -> None:
     assert len(build_population(config.data).clients) == 8
     with pytest.raises(InputError, match="no column beside 'label' is known to hold features"):
         guessed(csv_of(tmp_path / "b.csv", [[i, ("a", "b")[i % 2]] for i in range(40)], ("id", "label")))
+
+
+def test_the_sweep_of_a_first_configuration_runs_without_its_marks(tmp_path: Path) -> None:
+    starter = table_starter(csv_of(tmp_path / "a.csv", visits()), tmp_path / "a.toml", "crossfit")
+    before, _, after = starter.text.partition("#[sweep]")
+    (tmp_path / "a.toml").write_text(before + re.sub("^#(?! )", "", f"#[sweep]{after}", flags=re.MULTILINE), encoding="utf-8")
+    sweep = load_sweep(tmp_path / "a.toml")
+    assert [cell.problem for cell in sweep.cells] == [""] * 8
+    assert [setting.name for setting in sweep.settings] == [
+        f"{algorithm} · {protection}" for algorithm in ("crossfit", "fedavg") for protection in ("none", "protected")
+    ]
+    sums = {cell.setting.protection: cell.config.protection.sum for cell in sweep.cells if cell.config is not None}
+    assert sums == {"none": "none", "protected": "secagg"}
 
 
 def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,3 +339,16 @@ def test_a_saved_hugging_face_dataset_is_read_as_csv_is(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"saved: needs datasets; pip install 'cflpriv\[huggingface\]'"):
         build_population(spec(path, source="huggingface"))
+
+
+@pytest.mark.parametrize(("named", "words"), [("site", "1 client (0 = s0)"), ("number", "1 client;")])
+def test_the_note_counts_one_in_the_singular_and_names_no_number_by_itself(named: str, words: str, tmp_path: Path) -> None:
+    rows = [(*row, 0) for row in people(1, 20)]
+    path = written(tmp_path / "a.csv", rows, (*HEADER, "number"))
+    (note,) = [
+        note
+        for note in build_population(spec(path, client_column=named, feature_columns=("age", "dose")), None).notes
+        if note.startswith("own table")
+    ]
+    assert words in note
+    assert "1 group (0 = south)" in note

@@ -22,6 +22,7 @@ from cflpriv import ClusteredFL, InputError, Protection, load_config
 from cflpriv.errors import CflprivWarning
 from cflpriv.estimator import clustered
 from cflpriv.experiments import parse_config, run_experiment
+from cflpriv.experiments.report.run_names import adversary_place
 from cflpriv.types import Array
 
 CLIENTS, ROWS = 12, 40
@@ -414,7 +415,8 @@ def test_an_audit_has_figures_and_verdicts_and_prints_nothing(
     assert capsys.readouterr().out == ""
     assert {cell.attack for cell in found} == {"label_inference"}
     assert set(map(len, found.table.values())) == {len(found)}
-    assert [verdict.partition(":")[0] for verdict in found.verdicts] == list(dict.fromkeys(cell.adversary for cell in found))
+    named = [verdict.partition(":")[0] for verdict in found.verdicts]
+    assert named == sorted({cell.adversary for cell in found}, key=adversary_place), "who sees least comes first"
 
 
 def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def test_each_adversary_has_one_sentence_with_its_strongest_leak() -> None:
     both = verdicts_of([weak, figure(1e-6), figure(0.5, adversary="server+2")])
     assert [one.adversary for one in both] == ["server", "server+2"]
     assert both[0].sentence == (
-        "the server learns which labels clients have and how many of each (label set accuracy 0.90, 0.10 without a view); "
+        "the server learns which labels clients have and how many of each (label set accuracy 0.90, baseline 0.10); "
         "leaks also by membership"
     )
     assert "secure sums" in both[0].reduces

@@ -14,6 +14,7 @@ from cflpriv.experiments.report.audit_report import attack_matrix
 from cflpriv.experiments.report.audit_words import STATUS
 from cflpriv.experiments.report.before import MOST_STEPS, before_relying
 from cflpriv.experiments.report.leak_answers import audit_answer, leak_sentence
+from cflpriv.experiments.report.results import by_class
 from cflpriv.experiments.report.run_files import AboutAudit, Audited, RunFiles
 from cflpriv.experiments.report.run_names import kind_of, method_words, title
 
@@ -51,7 +52,7 @@ def a_run(
         "protection": "none", "dataset": "digits/iid", "clients": CLIENTS, "true_groups": 2, "ari": 1.0, "rounds": 3, "rounds_planned": 3,
         "rounds_skipped": 0, "download_bytes": 0, "seconds": 1.0, "accuracy_mean": accuracy, "accuracy_std": 0.01,
         "accuracy_worst": accuracy - 0.01, "local_accuracy_mean": accuracy, "local_accuracy_std": 0.0, "epsilon": None, "delta": None,
-        "notes": [], "balanced_accuracy": accuracy, "majority_accuracy": 0.5, "macro_f1": accuracy,
+        "notes": [], "balanced_accuracy": accuracy, "majority_accuracy": 0.62, "majority_balanced_accuracy": 0.5, "macro_f1": accuracy,
         "by_class": None if counts is None else {"counts": counts, "majority": 0},
     }  # fmt: skip
     labels = {str(client): client % 2 for client in range(CLIENTS)}
@@ -76,7 +77,7 @@ def test_clusters_that_serve_clearly_better_than_both_others_are_advised() -> No
     four = answers(runs)
     assert (four[0].mark, four[0].verdict) == ("✓", "Yes, by clusters")
     assert four[0].text.startswith("90.0 % of answers are right, 80.0 % with one model for all, 70.0 % alone.")
-    assert "Balanced accuracy 90.0 %. Always the commonest class: 50.0 %." in four[0].small
+    assert "Balanced accuracy 90.0 %. Always the commonest class: 62.0 %, balanced 50.0 %." in four[0].small
     assert in_short(runs, four).startswith("Train these clients in two clusters.")
 
 
@@ -87,6 +88,13 @@ def test_clusters_that_do_not_serve_better_are_not_called_better(one: float, ver
     assert (answer.verdict, answer.tone) == (verdict, tone)
     assert "Difference to one model for all" in answer.small
     assert not in_short(runs, answers(runs)).startswith("Train these clients")
+
+
+@pytest.mark.parametrize(("counts", "is_open"), [([[90, 10], [10, 90]], False), ([[100, 0], [100, 0]], True)])
+def test_recalls_are_unfolded_where_a_model_learned_nothing(counts: list[list[int]], is_open: bool) -> None:
+    shown = by_class(a_run(counts=counts, warnings=["the last rounds still improved"]))
+    assert shown is not None
+    assert shown["open"] is is_open
 
 
 def test_a_run_alone_is_compared_with_nothing() -> None:
@@ -158,6 +166,15 @@ def test_groups_are_called_clear_only_by_a_test_or_a_rule(measured: dict[str, An
     run = a_run()
     answer = answers([replace(run, measured={**(run.measured or {}), **measured})])[1]
     assert (answer.verdict, answer.tone) == (verdict, tone)
+
+
+@pytest.mark.parametrize(
+    ("released", "words"), [({"p": 0.09}, "p = 0.09"), ({"p_at_least": 0.034}, "p is 0.034 or more"), ({}, "no p-value")]
+)
+def test_the_p_value_of_a_test_that_ended_early_is_a_bound(released: dict[str, float], words: str) -> None:
+    run = a_run()
+    answer = answers([replace(run, measured={**(run.measured or {}), "answer": "no clear groups", **released})])[1]
+    assert words in answer.small
 
 
 def test_a_number_of_groups_that_was_given_was_not_found() -> None:

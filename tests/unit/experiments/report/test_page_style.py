@@ -7,7 +7,7 @@ from checkout import ROOT
 
 from cflpriv.experiments.report.audit_words import MEANINGS, SIGNS, STATUS
 from cflpriv.experiments.report.page import numbering
-from cflpriv.experiments.report.pictures import PALETTE
+from cflpriv.experiments.report.pictures import CUT_WORDS, DENSE_INK, IN_THE_DARK, INK, PALETTE, WIDTH, is_wide, new_figure, svg, uri
 
 FOLDER = ROOT / "cflpriv" / "experiments" / "report"
 STYLE = re.sub(
@@ -103,3 +103,34 @@ def test_figures_are_numbered_by_section_in_their_order() -> None:
     number = numbering()
     assert [number(1), number(1), number(3), number(1)] == ["1a", "1b", "3a", "1c"]
     assert [number(2) for _ in range(28)][-3:] == ["2z", "2aa", "2ab"]
+
+
+LEAST_OF_LINES = 3.0
+"""Contrast of lines and marks on their ground: WCAG 2, criterion 1.4.11."""
+
+
+def test_words_and_lines_of_pictures_can_be_read_on_light_and_dark_ground() -> None:
+    light, dark = themes()
+    turned = {old.partition(": ")[2]: new.partition(": ")[2] for old, new in IN_THE_DARK.items()}
+    assert turned["#ffffff"] == dark["panel"]
+    assert light["panel"] == "#ffffff"
+    for words in (INK, CUT_WORDS):
+        assert contrast(words, light["panel"]) >= LEAST_CONTRAST
+        assert contrast(turned[words], dark["panel"]) >= LEAST_CONTRAST
+    assert min(contrast(DENSE_INK, theme["panel"]) for theme in (light, dark)) >= LEAST_OF_LINES
+    assert min(contrast(colour, dark["panel"]) for colour in PALETTE) >= LEAST_OF_LINES
+
+
+def test_a_picture_has_its_dark_style_and_a_wide_picture_is_scrolled_on_a_phone() -> None:
+    pictures = []
+    for width in (WIDTH, 2 * WIDTH):
+        figure = new_figure(width, 1.0)
+        figure.subplots().plot([0, 1], color=INK)
+        pictures.append(uri(figure))
+    assert [is_wide(picture) for picture in pictures] == [False, True]
+    for picture in pictures:
+        text = svg(picture)
+        assert text.count("prefers-color-scheme: dark") == 1
+        assert all(f'[style*="{old}"]' in text for old in IN_THE_DARK)
+        assert f"stroke: {INK}" in text.partition("</style>")[2], "the renderer writes styles as the rules look for them"
+    assert "img.wide" in STYLE.partition("@media (max-width: 600px)")[2]

@@ -90,7 +90,7 @@ def test_what_was_taken_from_the_table_is_declared_public(
     assert in_process(monkeypatch, "init", "a.toml", "--data", table) == 0
     printed = capsys.readouterr().out
     assert "label: 'outcome', by its name" in printed
-    assert "client: 'clinic', by its name" in printed
+    assert "client: 'clinic' (--client names another)" in printed
     assert "are public from now on: edit those that must not be" in printed
     assert "the run folder keeps what clients send" in printed
     assert in_process(monkeypatch, "init", "--data", table) == 0

@@ -30,7 +30,7 @@ from cflpriv.experiments.run import workers as pool
 from cflpriv.experiments.run.resume import held
 from cflpriv.experiments.run.workers import _Worker
 from cflpriv.experiments.sweep.sweep import Sweep, load_sweep, parse_sweep, sweep_of
-from cflpriv.experiments.sweep.sweep_runs import _run_cell, part_of, run_sweep, shown, standing
+from cflpriv.experiments.sweep.sweep_runs import _run_cell, kept_words, part_of, run_sweep, shown, standing
 
 BASE: dict[str, Any] = {
     "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 20},
@@ -256,7 +256,7 @@ def test_results_do_not_depend_on_the_number_of_workers_and_failures_stay_alone(
     page = write_report(tmp_path / "2").read_text(encoding="utf-8")
     assert "min_cohort = 7" in page
     assert "No run was attacked" in page
-    assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text)
+    assert sweep_of(tmp_path / "2") == Sweep(sweep.cells, sweep.text, sweep.workers)
 
 
 def test_a_folder_of_an_earlier_version_is_read_though_its_attacks_were_never_used(tmp_path: Path) -> None:
@@ -350,6 +350,42 @@ def test_a_killed_sweep_goes_on_and_leaves_no_workers_behind(tmp_path: Path) -> 
     assert (tmp_path / "cut" / "report.html").is_file()
 
 
+@pytest.mark.slow
+def test_a_stopped_sweep_says_what_it_keeps_and_leaves_no_failure(tmp_path: Path) -> None:
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
+    recorded = {**BASE, "run": {**BASE["run"], "record": "full"}}
+    grid = {"algorithms": ["fedavg"], "seeds": [0, 1, 2], "workers": 1, "attacks": ["label_inference"]}
+    path.write_text(tomli_w.dumps({**recorded, "sweep": grid}), encoding="utf-8")
+    arguments = [sys.executable, "-u", "-m", "cflpriv.cli", "sweep", str(path), "--out", str(out)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("locks/*.audit")) and time.monotonic() < deadline:  # in an audit
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert re.search(r"stopped: \d of 3 runs done and kept(, 1 begun run goes on where saved)?; to go on: cflpriv sweep ", errors)
+    assert str(path) in errors
+    assert not list(out.glob("failed/*"))
+    done = subprocess.run([*arguments, "--resume"], capture_output=True, encoding="utf-8", cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(standing(load_sweep(path), out).values()) == {"done"}
+    assert "next: " in done.stdout
+    assert (out / "fedavg-as_given-s2" / "audit.json").is_file()
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_sweep_attacks_every_run_and_makes_the_report_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = parse_sweep({**BASE, "run": {**BASE["run"], "record": "full"}, "sweep": {"algorithms": ["fedavg"], "audit": False}})
+    run_sweep(sweep, tmp_path / "out", workers=1)
+    assert in_process(monkeypatch, "audit", str(tmp_path / "out"), "--attacks", "label_inference", "--budget", "quick") == 0
+    printed = capsys.readouterr().out
+    assert "[1/1] fedavg-as_given-s0: audited" in printed
+    assert "label inference" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
 # --- several processes over one folder
 
 
@@ -439,7 +475,10 @@ def test_an_audit_that_was_cut_short_is_not_taken_for_a_whole_one(tmp_path: Path
     run_sweep(sweep, tmp_path, cells=[])
     with pytest.raises(SystemExit):
         _run_cell(cell, sweep, tmp_path, None, audit)
-    assert standing(sweep, tmp_path) == {cell.name: "failed: its audit was cut short, or is under way"}
+    assert standing(sweep, tmp_path) == {cell.name: "begun"}
+    assert not (tmp_path / "failed").exists(), "nothing failed"
+    words = "stopped: 0 of 1 run done and kept, 1 begun run goes on where saved; to go on: cflpriv sweep a.toml"
+    assert kept_words(sweep, tmp_path, "cflpriv sweep a.toml") == words
     for _ in range(2):  # the second finds everything done
         assert _run_cell(cell, sweep, tmp_path, None, audit) == ""
     assert len(calls) == 2
@@ -509,6 +548,7 @@ def test_a_run_whose_audit_failed_is_one_row_with_its_error(tmp_path: Path) -> N
     """It was two, one without the error and one without all else: a mean over rows left nothing out, a count of runs was too high."""
     sweep = swept(algorithms=["fedavg"], seeds=[0, 1, 2])
     run_sweep(sweep, tmp_path, cells=part_of(sweep, [1]))
+    (tmp_path / "failed").mkdir()
     for seed in (0, 1):
         (tmp_path / "failed" / f"fedavg-as_given-s{seed}.json").write_text('{"error": "no attack today"}', encoding="utf-8")
     write_tables(tmp_path, sweep)
