@@ -84,7 +84,15 @@ def without_plugin(text: str) -> str:
     return text.replace('plugins = ["evil.py"]\n', "")
 
 
-@pytest.fixture(params=["as it was made", "changed", "changed and sealed again", "begun only", "config alone"])
+@pytest.fixture(
+    params=[
+        pytest.param("as it was made", marks=pytest.mark.slow),
+        pytest.param("changed", marks=pytest.mark.slow),
+        "changed and sealed again",
+        "begun only",
+        "config alone",
+    ]
+)
 def stranger(request: pytest.FixtureRequest, stranger_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kind of folder; folders `run` and `sweep` with code in them in the working directory, and a user's own `c.toml` without."""
     monkeypatch.chdir(tmp_path)

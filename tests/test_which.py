@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import which
 
 
+@pytest.mark.slow
 def test_every_module_has_tests() -> None:
     product = [path for path in which.files() if path.parts[0] != "tests" and path.name != "__main__.py"]
     found = which.tests_of(product)

@@ -74,7 +74,7 @@ def refused(fed: FederationServer, held: Held, on: list[int], weights: Any = "eq
     return {code for _, _, code in fed.refusals[before:]}
 
 
-@pytest.mark.parametrize("carrier", ["bytes", "memory"])
+@pytest.mark.parametrize("carrier", ["bytes", pytest.param("memory", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_second_sum_has_the_settings_of_the_first(change: str, way: str, carrier: str) -> None:

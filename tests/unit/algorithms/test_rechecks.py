@@ -161,7 +161,7 @@ def test_where_most_clients_change_the_groups_are_found_anew(algorithm: str, pro
     assert not notes, "they were placed by the data that they have now"
 
 
-@pytest.mark.parametrize("algorithm", ["crossfit", "pacfl"])
+@pytest.mark.parametrize("algorithm", ["crossfit", pytest.param("pacfl", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protection", PROTECTIONS)
 def test_clients_that_were_away_when_groups_were_found_anew_are_placed_after_their_return(algorithm: str, protection: str) -> None:
     made = algorithm_of(algorithm)

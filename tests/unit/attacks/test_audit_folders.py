@@ -189,6 +189,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(run: Path, t
     ] == whole
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_is_finished_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(case: Any) -> Any:
         raise KeyboardInterrupt

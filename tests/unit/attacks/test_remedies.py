@@ -60,6 +60,7 @@ def test_each_remedy_is_accepted_and_changes_something(tmp_path: Path, algorithm
             assert all(change in remedy.line for change in remedy.changes)
 
 
+@pytest.mark.slow
 def test_no_remedy_is_what_the_run_has(tmp_path: Path) -> None:
     path = settings_file(tmp_path, "pacfl", 'gram = ["ckks"]')
     assert 'protection.gram=["ckks"]' not in accepted(path)["gram_geometry"].changes
@@ -94,6 +95,7 @@ def test_a_figure_without_a_remedy_has_the_reason_in_the_verdict(tmp_path: Path)
     assert "--set" in other.reduces
 
 
+@pytest.mark.slow
 def test_a_rotation_is_the_remedy_of_mean_images_and_not_of_label_sets(tmp_path: Path) -> None:
     path = settings_file(tmp_path, "pacfl")
     images = {name.partition("/")[2] for name in CANDIDATES if name.startswith("signature_inversion/")}

@@ -99,7 +99,15 @@ def sent(run: Experiment) -> list[tuple[Any, ...]]:
     ]
 
 
-CASES = [*((name, sums) for name in ALGORITHMS for sums in SUMS if (name, sums) != TOO_FEW), ("ifca", "one_message-oblivious")]
+CASES = [
+    *(
+        pytest.param(name, sums, marks=pytest.mark.slow if sums == "haar" else ())
+        for name in ALGORITHMS
+        for sums in SUMS
+        if (name, sums) != TOO_FEW
+    ),
+    ("ifca", "one_message-oblivious"),
+]
 
 
 @pytest.mark.parametrize(("algorithm", "protection"), CASES)

@@ -170,7 +170,9 @@ def test_inner_products_are_those_of_float64(parameters: Parameters, d: int, gro
     assert error > stated / 100  # the statement is not idle
 
 
-@pytest.mark.parametrize(("p", "d", "group"), [(1, 8, 1), (1, 8, 5), (2, 20, 3), (3, 784, 1)])
+@pytest.mark.parametrize(
+    ("p", "d", "group"), [(1, 8, 5), (2, 20, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 8, 1), (3, 784, 1)])]
+)
 @pytest.mark.parametrize(
     "parameters",
     [PARAMETERS[4096], pytest.param(PARAMETERS[8192], marks=pytest.mark.slow), SYMMETRIC_PARAMETERS[2048]],

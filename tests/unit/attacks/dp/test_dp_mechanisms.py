@@ -50,7 +50,7 @@ def test_randomised_response_is_exactly_as_private_as_it_says(choices: int, epsi
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("choice", "scores", "total") else ()) for name in ALL_GAMES]
+    "name", [pytest.param(name, marks=() if name in ("mean", "training", "moment") else pytest.mark.slow) for name in ALL_GAMES]
 )
 def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could(name: str) -> None:
     # error rate of the first line: 5 % each by the bound's own confidence if the game told all that ε allows; these draws are fixed
@@ -63,7 +63,7 @@ def test_sound_releases_raise_no_alarm_and_their_references_show_that_they_could
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("scores", "total") else ())
+        pytest.param(name, marks=pytest.mark.slow if name in ("scores", "total", "local", "moment", "whole_moment") else ())
         for name in GAMES
         if name not in ("choice", "response")
     ],
@@ -158,7 +158,15 @@ def test_less_noise_in_training_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", ["moment", "whole_moment", "total", "mean", "scores", "local", "choice", "training"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "moment",
+        "mean",
+        "training",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("whole_moment", "total", "scores", "local", "choice")),
+    ],
+)
 def test_a_missing_clip_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     no_clip(monkeypatch)
     assert audited_game(name, event_of(name, 1.0, "add_remove"), 0).epsilon > 1.0

@@ -60,7 +60,7 @@ def share_in_place(model: Model, count: int, seed: int) -> float:
     return float(shares[rows, columns].mean())
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layers", "causal", "batch_first"), [(1, False, True), (2, False, False), (2, True, True)])
 def test_texts_of_a_batch_are_exact(layers: int, causal: bool, batch_first: bool, count: int) -> None:
     assert [share_in_place(transformer(layers, causal, batch_first), count, seed) for seed in range(2)] == [1.0, 1.0]
