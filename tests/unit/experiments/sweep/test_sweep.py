@@ -281,12 +281,12 @@ def test_a_dead_worker_and_a_failing_audit_are_recorded(tmp_path: Path) -> None:
     assert found == failed
 
 
-def _dies_with_its_cell_unread(link: Connection) -> None:
+def _dies_with_its_cell_unread(link: Connection, plugins: Mapping[str, bytes]) -> None:
     link.poll(60)
     os._exit(9)
 
 
-def _dies_at_once(link: Connection) -> None:
+def _dies_at_once(link: Connection, plugins: Mapping[str, bytes]) -> None:
     os._exit(9)
 
 
