@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from importlib import import_module, util
 from multiprocessing.connection import Connection
 from pathlib import Path
