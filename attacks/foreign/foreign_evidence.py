@@ -2,7 +2,7 @@
 
 A wrong input gives a figure that looks right, and mostly an all-clear. So every check below looks for a fault that correct input has with a
 stated small probability. If any check fails, no attack runs: each figure is `evidence_doubtful`, with the reasons. `foreign_samples` checks
-the samples, `foreign_fit` and `foreign_origin` whether the updates fit them.
+the samples, `foreign_fit` and `foreign_origin` whether the updates fit them, and `foreign_replay` whether the declared training gives them.
 
 Checks here, of states alone, and what a correct input would need to fail them:
 
@@ -27,7 +27,8 @@ import numpy as np
 from ...types import Array
 from .foreign_fit import exchanged, is_rounded_away, misled
 from .foreign_origin import foreign_samples, mixed_updates, other_rate
-from .foreign_samples import apart_samples, mislabelled, misplaced, nearly_members, repeated_samples
+from .foreign_replay import is_reproduced, not_reproduced
+from .foreign_samples import apart_samples, mislabelled, misplaced, nearly_members, repeated_samples, unlabelled
 from .foreign_system import System, UpdateRecord
 
 __all__ = ["doubts_of", "named_clients"]
@@ -54,7 +55,8 @@ MOST_NAMED = 4
 
 def doubts_of(system: System) -> dict[str, str]:
     """Why the evidence is doubtful: a reason for each check that failed, by its name; empty if none did."""
-    return {name: reason for name, check in CHECKS.items() if (reason := check(system))}
+    settled = CHECKS_OF_ORIGIN if is_reproduced(system) else ()
+    return {name: reason for name, check in CHECKS.items() if name not in settled and (reason := check(system))}
 
 
 def named_clients(clients: Sequence[int]) -> str:
@@ -323,6 +325,10 @@ CHECKS: Mapping[str, Callable[[System], str]] = {
     "labels of auxiliary samples": mislabelled, "direction of updates": misled, "samples of another client": exchanged,
     "state before of zeros": _zeros, "order of rounds": _reversed, "samples near members": nearly_members,
     "samples apart from members": apart_samples, "updates of several clients": mixed_updates,
-    "samples of another training": foreign_samples, "length of updates": other_rate,
+    "samples of another training": foreign_samples, "length of updates": other_rate, "training done again": not_reproduced,
+    "labels of clients": unlabelled,
 }  # fmt: skip
 """Checks by name; each gives a reason, or "" where the evidence stands it."""
+CHECKS_OF_ORIGIN = ("direction of updates", "samples of another client", "updates of several clients", "samples of another training",
+                    "length of updates")  # fmt: skip
+"""What the declared training answers, done again, where it gives the updates (`foreign_replay`)."""

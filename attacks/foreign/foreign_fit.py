@@ -29,7 +29,7 @@ from .foreign_labels import settled_vector
 from .foreign_states import ForeignModel, vector_of
 from .foreign_system import System, UpdateRecord
 
-__all__ = ["cosine", "exchanged", "is_rounded_away", "misled", "moved", "towards", "towards_samples"]
+__all__ = ["alike", "cosine", "exchanged", "is_rounded_away", "misled", "moved", "towards", "towards_samples"]
 
 WAY = (0.0, 0.5, 1.0)
 """Where gradients are taken between the states before and after."""
@@ -185,7 +185,7 @@ def exchanged(system: System) -> str:
         left[place] = float(np.linalg.norm(update - explained)) / length / math.sqrt(len(update))
     best = linear_sum_assignment(-fit)[1]
     changed = np.flatnonzero(best != np.arange(m))
-    if not len(changed) or 1 - _alike(updates) < APART * (1 - _alike(slopes)):
+    if not len(changed) or 1 - alike(updates) < APART * (1 - alike(slopes)):
         return ""
     gaps = fit[changed, best[changed]] - fit[changed, changed]
     gap = float(gaps.sum())
@@ -198,7 +198,7 @@ def exchanged(system: System) -> str:
     return f"the updates fit other clients' samples better than the client's own: {pairs}; give each client's x and y with its own states"
 
 
-def _alike(rows: list[Array]) -> float:
+def alike(rows: list[Array]) -> float:
     """The mean cosine of two of these vectors."""
     n = len(rows)
     if n < 2:

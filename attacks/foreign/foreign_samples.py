@@ -13,18 +13,21 @@ What correct input would need to fail, with its probability:
 - apart: of members, and of samples outside, in labels that both have, more than `RECOGNISED` are nearest to their own set, and as many as
   at `APART_DEVIATIONS` deviations of random sets, so that the sets are told apart without the model;
 - labels: nearest neighbours among clients' samples predict the clients' own labels, but those of auxiliary samples less than half as well
-  (`DEVIATIONS` standard errors), and no better than after a permutation of their labels (p > `CHANCE`).
+  (`DEVIATIONS` standard errors), and no better than after a permutation of their labels (p > `CHANCE`); or `FEWEST_NAMED` samples of one
+  label have neighbours of one other in more than `KNOWN`, where clients' samples of both have neighbours of their own; or
+  `FEWEST_AUXILIARY` auxiliary samples have less than half of the clients' labels.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+from scipy import stats
 
 from ...types import Array
 from .foreign_system import System
 
-__all__ = ["apart_samples", "mislabelled", "misplaced", "nearly_members", "repeated_samples"]
+__all__ = ["apart_samples", "mislabelled", "misplaced", "nearly_members", "repeated_samples", "unlabelled"]
 
 FEWEST_VALUES = 64
 SLACK, BEYOND, FAR = 0.05, 0.2, 0.03
@@ -34,7 +37,7 @@ BOUNDED = 0.01
 """Data are bounded if more than this share of values, and five at least, is at an end of the range exactly."""
 SHARED, WITHIN, HALF = 0.05, 0.02, 0.5
 NEAR = 0.05
-RECOGNISED, APART_DEVIATIONS = 0.8, 6.0
+RECOGNISED, APART_DEVIATIONS, SPREAD_CHANCE = 0.8, 6.0, 1e-6
 FEWEST_ROWS, FEWEST_TWICE = 4, 10
 GRID = 1e-6
 """Rows are equal if they are equal after rounding to this, on the scale on which auxiliary samples are."""
@@ -42,6 +45,8 @@ MOST_NEIGHBOURS = 2000
 FEWEST_QUERIES = 20
 DEVIATIONS, CHANCE, FEWEST_KNOWN = 4.0, 1e-3, 0.1
 PERMUTATIONS = 1999
+FEWEST_NAMED, KNOWN, STRANGE = 8, 0.7, 0.1
+FEWEST_AUXILIARY = 50
 
 Samples = tuple[Array, Array]
 
@@ -213,6 +218,11 @@ def apart_samples(system: System) -> str:
     if not both or (system.model is not None and system.model.words):
         return ""
     (x, y), (other, labels) = _pooled({client: truth.data[client] for client in both}), _pooled(both)
+    if _spreads_apart((x, y), (other, labels)):
+        return (
+            "outside: samples of the same labels are as far from their mean as members are with p < 1e-6 only, so that members are known "
+            "without the model; give samples of the clients' distribution, in the same form"
+        )
     x, other = x[np.isin(y, labels)], other[np.isin(labels, y)]
     if min(len(x), len(other)) < FEWEST_QUERIES:
         return ""
@@ -230,6 +240,23 @@ def apart_samples(system: System) -> str:
         f"outside: samples differ from members by themselves: of {agrees.mean():.0%} the nearest other sample is of their own set, so that "
         "members are known without the model; give samples of the clients' distribution, in the same form"
     )
+
+
+def _spreads_apart(one: Samples, other: Samples) -> bool:
+    """Whether two sets differ in their samples' distances from the mean of their label, by a Kolmogorov-Smirnov test."""
+    found: list[tuple[Array, Array]] = []
+    for label in np.unique(one[1]):
+        a, b = one[0][one[1] == label], other[0][other[1] == label]
+        if min(len(a), len(b)) < FEWEST_ROWS:
+            continue
+        rows = np.concatenate([a, b])
+        far = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
+        far = (far - far.mean()) / max(float(far.std()), 1e-12)
+        found.append((far[: len(a)], far[len(a) :]))
+    if not found:
+        return False
+    first, second = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return float(stats.ks_2samp(first, second, method="asymp").pvalue) < SPREAD_CHANCE
 
 
 # --- labels -------------------------------------------------------------------------------------------------------------------------
@@ -255,6 +282,12 @@ def _mislabelled(name: str, pair: Samples, clients: Samples, seed: int) -> str:
     distance[distance <= GRID] = np.inf  # itself, and duplicates
     own, guessed = y[distance.argmin(axis=1)], y[_distances(queries, x).argmin(axis=1)]
     of_clients, of_set = _agreement(own, y), _agreement(guessed, labels)
+    for label in np.unique(labels).tolist():
+        other = Counter(guessed[labels == label].tolist()).most_common(1)[0][0]
+        mine, same = int((labels == label).sum()), float(np.mean(guessed[labels == label] == label))
+        known = min(float(np.mean(own[y == a] == a)) for a in (label, other))
+        if mine >= FEWEST_NAMED and known > KNOWN and same < STRANGE and np.mean(guessed[labels == label] == other) > KNOWN:
+            return f"{name}: samples with label {label} are like clients' samples with label {other}; number labels alike in all sets"
     chances = [float(np.mean(guessed == rng.permutation(labels))) for _ in range(PERMUTATIONS)]
     is_chance = (1 + sum(chance >= np.mean(guessed == labels) for chance in chances)) / (1 + PERMUTATIONS) > CHANCE
     excess = of_clients[0] / 2 - of_set[0]
@@ -265,6 +298,18 @@ def _mislabelled(name: str, pair: Samples, clients: Samples, seed: int) -> str:
             f"({np.mean(guessed == labels):.0%}), where clients' samples agree in {np.mean(own == y):.0%}; give x and y in one order"
         )
     return ""
+
+
+def unlabelled(system: System) -> str:
+    """Auxiliary samples that lack most of the labels that clients have, about which attacks on labels say nothing."""
+    held, known = _labels(system), set(system.case.prior.y.tolist())
+    lacking = sorted(held - known)
+    if len(system.case.prior.y) < FEWEST_AUXILIARY or 2 * len(lacking) <= len(held):
+        return ""
+    return (
+        f"auxiliary: no sample has the labels {', '.join(map(str, lacking[:8]))}, which clients have; give auxiliary samples of the "
+        "clients' distribution, with labels numbered alike"
+    )
 
 
 def _distances(x: Array, to: Array) -> Array:

@@ -23,7 +23,7 @@ from ..membership.membership_gradients import shortened
 from .foreign_states import ForeignModel, ReadState
 from .foreign_system import LoopSettings, System, UpdateRecord
 
-__all__ = ["by_order", "moving_parts", "read_by_simulation", "train_again"]
+__all__ = ["PASSES", "by_order", "can_train_again", "moving_parts", "read_by_simulation", "train_again"]
 
 MOST, FEWEST, SECONDS = 200, 60, 30.0
 """So many simulated clients, fewer where they would take longer, and the fewest of all."""
@@ -95,6 +95,11 @@ def train_again(model: ForeignModel, like: UpdateRecord, x: Array, y: Array, mov
             optimiser.step()
     after = dict(module.named_parameters())
     return {name: (after[name].detach() - start).double().numpy() for name, start in before.items()}
+
+
+def can_train_again(settings: LoopSettings) -> bool:
+    """Whether the training is known: a rate, and an optimiser that torch has."""
+    return settings.lr is not None and _optimiser(settings) is not None
 
 
 def by_order(moved: Array, labels: int) -> Array:

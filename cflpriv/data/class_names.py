@@ -83,8 +83,9 @@ NOT_A_CLASS = frozenset(
 
 
 UNSURE = frozenset(
-    ("na", "none", "unknown", "missing", "not available", "not recorded", "no data", "no answer", "n/k", "tbd", "unlabelled", "unlabeled")
-)
+    ("na", "none", "unknown", "missing", "not available", "not recorded", "no data", "no answer", "n/k", "tbd", "unlabelled", "unlabeled",
+     "pending", "withheld", "refused", "declined", "did not answer", "prefer not to say", "prefer not to answer", "not applicable")
+)  # fmt: skip
 """Words that may be the name of a class, or stand for a missing value."""
 
 
@@ -132,12 +133,22 @@ def number_of(name: str) -> float | None:
 
 def _likeness(name: str) -> str:
     """What names that differ by accident have in common: capitals, separators, marks at the end, forms of a number, lookalikes."""
-    text = unicodedata.normalize("NFKC", unescape(name).translate(_INVISIBLE)).translate(_LOOKS_LIKE).casefold()
+    text = unicodedata.normalize("NFKC", _decoded(unescape(name)).translate(_INVISIBLE)).translate(_LOOKS_LIKE).casefold()
     text = "".join(character for character in text if unicodedata.category(character) not in ("Cf", "Cc"))
     text = text.strip().rstrip(".,;:!").strip("'\"`").strip()
     if number_of(text) is not None:
         return str(Decimal(text).normalize() + 0)  # whole numbers of any size stay apart
     return _SEPARATORS.sub("", text) or name
+
+
+def _decoded(name: str) -> str:
+    """A name whose UTF-8 was read as Latin-1 or as Windows-1252, as it was written."""
+    for encoding in ("cp1252", "latin-1"):
+        try:
+            return name if name.isascii() else name.encode(encoding).decode("utf-8")
+        except UnicodeError:
+            continue
+    return name
 
 
 def accidental_pairs(names: Collection[str]) -> tuple[tuple[str, str], ...]:
@@ -194,25 +205,35 @@ def unsure_word(name: str) -> bool:
 
 
 def strangers(names: Collection[str]) -> tuple[str, ...]:
-    """Names that are unlike all others: one or two words among numbers, a number of nines far from the others, −1 beside 0, 1, 2, …"""
+    """Names that are unlike all others: one or two words among numbers, a number of nines far from the others, one negative number
+    beside 0, 1, 2, … or 1, 2, 3, …"""
     words = sorted(name for name in names if number_of(name) is None)
     if 0 < len(words) <= 2 <= len(names) - len(words) and len(words) < len(names) / 2:
         return tuple(words)
     if words or len(names) < 3:
         return ()
-    odd = [name for name in names if re.fullmatch(r"-?9{2,}(\.0*)?|-1(\.0*)?", name)]
+    odd = [name for name in names if re.fullmatch(r"9{2,}(\.0*)?|-[1-9][0-9]*(\.0*)?", name)]
     others = sorted(float(name) for name in names if name not in odd)
     if len(odd) != 1 or len(others) < 2:
         return ()
-    number, counted = float(odd[0]), len(others) > 2 and others == [float(i) for i in range(len(others))]
+    number, counted = float(odd[0]), len(others) > 2 and others[0] in (0, 1) and others == [others[0] + i for i in range(len(others))]
     far = min(abs(number - others[0]), abs(number - others[-1])) > others[-1] - others[0] and not others[0] < number < others[-1]
-    return tuple(odd) if (counted if number == -1 else far or (number < 0 <= others[0])) else ()
+    nines = set(odd[0].strip("-").partition(".")[0]) == {"9"}
+    return tuple(odd) if (counted and (number < 0 or far)) or (nines and (far or number < 0 <= others[0])) else ()
 
 
 def misspelt(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
-    """Pairs of a rare name and a common one that differ by a letter: left out, added, changed, or exchanged with the next."""
+    """Pairs of a rare name and a common one that differ by a letter: left out, added, changed, or exchanged with the next.
+
+    A name of one row that is the beginning of a common one is a cell that was cut.
+    """
     pairs = []
     for rare in counts:
+        if counts[rare] == 1 and rare.isalpha() and rare.islower():
+            cut = [name for name, count in counts.items() if count >= RARE and name.startswith(rare) and len(name) > max(2, len(rare))]
+            if cut:
+                pairs.append((rare, cut[0]))
+                continue
         if len(rare) < 4 or not rare.replace(" ", "").isalpha():
             continue
         often = (name for name, count in counts.items() if count >= RARE * counts[rare] and name.isprintable())

@@ -5,6 +5,7 @@ Each check needs evidence that good tables have by no chance. Warnings are of wh
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ MOST_PARTNERS = 50
 """A column with more values is not compared with classes or clients."""
 FEWEST_FILLED = 3
 """A filler occurs at least this many times."""
+RARELY = 0.2
+"""Cells with a filler that is no number of nines, or with another unit, are at most this share."""
+ALIKE = 0.15
+"""Units differ by a power of ten to within this share."""
 EXACT = 2.0**53
 """Larger whole numbers are not all numbers of double precision."""
 SAME = 1e-9
@@ -40,24 +45,53 @@ class Remarks:
 
 
 def filler(values: Array) -> tuple[float, int] | None:
-    """A number of nines that stands for a missing value among numbers (n,), and how often it does; None if there is none.
+    """A number that stands for a missing value among numbers (n,), and how often it does; None if there is none.
 
-    It is the least or the largest, and farther from all other values than these are from each other.
+    It is the least or the largest, occurs several times, and is farther from all other values than these are from each other. Numbers
+    other than nines are rare (`RARELY`), and not 0, which counts and amounts have.
     """
     if len(values) < FEW:
         return None
     for end in (float(values.min()), float(values.max())):
-        digits = f"{abs(end):.12g}".replace(".", "")
-        if len(digits) < 2 or set(digits) != {"9"}:
-            continue
+        nines = f"{abs(end):.12g}".replace(".", "")
         others = values[values != end]
         count = len(values) - len(others)
         if count < FEWEST_FILLED or len(others) < FEW or len(np.unique(others)) < 3:
+            continue
+        if (len(nines) < 2 or set(nines) != {"9"}) and (end == 0 or count > RARELY * len(values)):
             continue
         nearest = float(others.min() if end < others.min() else others.max())
         if abs(end - nearest) > others.max() - others.min():
             return end, count
     return None
+
+
+def other_unit(values: Array) -> tuple[float, int] | None:
+    """A power of ten by which some of the numbers (n,) differ from the others, as in another unit, and how many these are; None if none do.
+
+    The few are apart from the others by more than the others' range.
+    """
+    ordered = np.sort(values)
+    if len(ordered) < FEW or ordered[0] <= 0:
+        return None
+    place = int(np.argmax(np.diff(np.log(ordered)))) + 1
+    low, high = ordered[:place], ordered[place:]
+    few, many = (low, high) if len(low) < len(high) else (high, low)
+    if not FEWEST_FILLED <= len(few) <= RARELY * len(values) or len(np.unique(few)) < 2:
+        return None
+    ratio = float(np.median(high) / np.median(low))
+    power = 10.0 ** round(np.log10(ratio))
+    apart = min(float(high[0] / low[-1]), ratio) > float(many[-1] / many[0]) * float(few[-1] / few[0])
+    return (power, len(few)) if power >= 10 and abs(ratio / power - 1) < ALIKE and apart else None
+
+
+def _zeros_apart(values: Array) -> int:
+    """How many of these numbers (n,) are 0, if few are, and all others are above 0 by more than half of their range; else 0."""
+    others = values[values != 0]
+    count = len(values) - len(others)
+    if not FEWEST_FILLED <= count <= RARELY * len(values) or len(np.unique(others)) < FEW or others.min() < 0:
+        return 0
+    return count if others.min() > (others.max() - others.min()) / 2 else 0
 
 
 def is_filler_date(year: int, month: int, day: int) -> bool:
@@ -84,6 +118,12 @@ def column_remarks(
                 f"column {name!r}: {found[0]:g} occurs {found[1]} times, far from all other values; if it stands for a missing value, "
                 "make these cells blank"
             )
+        elif zeros := _zeros_apart(values[np.isfinite(values)]):
+            notes.append(
+                f"column {name!r}: 0 occurs {zeros} times, apart from all other values; if it stands for a missing value, make it blank"
+            )
+        elif (unit := other_unit(values[np.isfinite(values)])) is not None:
+            notes.append(f"column {name!r}: {unit[1]} values differ from all others by about {unit[0]:g} times; are they in another unit?")
     for name, cells in columns.items():
         if len(cells) < FEW or nested(cells[0]):
             continue
@@ -101,6 +141,10 @@ def column_remarks(
                 f"column {name!r} says the label {label[0]!r}: each of its values goes with one label; leave it out if it is made from "
                 "the label, or known only after it"
             )
+        elif own is not None and not label[2] and _decides(own, label[1]):
+            notes.append(f"column {name!r} decides the label {label[0]!r} alone, by thresholds; leave it out if it is known only after it")
+        if own is not None and client[1] is not None and _counts_rows(own, client[1]):
+            notes.append(f"column {name!r} counts the rows of each client; leave it out if it is an index")
         if name not in numbers and client[1] is not None and _partners(cells, client[1]):
             warnings.append(
                 f"column {name!r} names the client: each of its values is at one client; leave it out, or models learn who somebody is"
@@ -127,6 +171,25 @@ def _partners(cells: Sequence[Any], codes: Array) -> bool:
             return False
         seen[code] = seen.get(code, 0) + 1
     return len(code_of) > 1 and min(seen.values()) > 1
+
+
+def _decides(values: Array, labels: Array) -> bool:
+    """Whether each label has a range of values of its own, with `FEW` rows at least."""
+    if len(np.unique(values)) <= MOST_PARTNERS or not np.isfinite(values).all() or min(np.unique(labels, return_counts=True)[1]) < FEW:
+        return False
+    ends = sorted((float(values[labels == label].min()), float(values[labels == label].max())) for label in np.unique(labels))
+    return len(ends) > 1 and all(first[1] < second[0] for first, second in pairwise(ends))
+
+
+def _counts_rows(values: Array, clients: Array) -> bool:
+    """Whether each client's values, of `FEW` rows at least, are 0, 1, 2, … or 1, 2, 3, …"""
+    if not np.isfinite(values).all():
+        return False
+    for client in np.unique(clients):
+        own = np.sort(values[clients == client])
+        if len(own) < FEW or own[0] not in (0, 1) or not np.array_equal(own, own[0] + np.arange(len(own))):
+            return False
+    return len(np.unique(clients)) > 1
 
 
 def _equal(columns: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:

@@ -154,7 +154,7 @@ class _Probe:
         largest = max(scored)
         self._influence(trained.values())
         self._repeated(trained, largest)
-        mixing = tuple(self._mixing(scored, largest))
+        mixing = tuple(self._mixing(scored, largest)) or tuple(self._mixing_in_training())
         if not mixing and not self.by_batch:
             self._add_up(scored)
         doubts = [*mixing, *self._last_step(scored[largest].scores), *(() if mixing else self._blindness())]
@@ -364,6 +364,21 @@ class _Probe:
             yield (
                 f"the scores of a sample depend on the other samples of its batch (by {apart / scale:.2g} of the largest score, in "
                 "evaluation mode); accuracies are those of batches of up to 1024 samples, and a single sample may get another class"
+            )
+
+    def _mixing_in_training(self) -> Iterator[str]:
+        """A doubt, if another sample in the place of the last changes the scores of the others in training mode."""
+        few = self.x[:5]
+        if self.by_batch or len(self.x) < 6:
+            return
+        altered = torch.cat([few[:4], self.x[5:6]])
+        one, other = (self._again(batch, True, 1).scores[:4] for batch in (few, altered))
+        scale = float(one.abs().max()) or 1.0
+        apart = float((one - other).abs().max()) / scale
+        if apart > CLOSE:
+            yield (
+                f"the scores of a sample depend on the other samples of its batch (by {apart:.2g} of the "
+                "largest score, in training mode), so that gradients are those of the batches that are drawn"
             )
 
     def _add_up(self, scored: dict[int, _Pass]) -> None:

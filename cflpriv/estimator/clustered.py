@@ -55,6 +55,8 @@ SHORT = {
 """Keys of sections that are parameters, too, so that searches over them need no section."""
 
 Keys = Mapping[str, Any]
+MOST_CLIPPED = 0.5
+"""Above so many clipped values a row, predictions are warned of: a column in another unit has about one."""
 _SHOWN: set[str] = set()
 """The warnings that this process has logged. `summary_` has those of each fit."""
 
@@ -67,6 +69,17 @@ def _log(line: str) -> None:
     elif words not in _SHOWN:
         _SHOWN.add(words)
         LOG.warning(words)
+
+
+def _shares(predictions: Predictions) -> Array:
+    """The probabilities of predictions; warns if more than `MOST_CLIPPED` clipped values a row are outside the ranges of the training."""
+    rows = max(1, len(predictions.rows))
+    if predictions.clipped > MOST_CLIPPED * rows:
+        words = (
+            f"X: {counted(predictions.clipped, 'value')} in {counted(rows, 'row')} are outside the ranges of the training, and were clipped"
+        )
+        warnings.warn(f"{words}; are all columns in the units that fit had?", CflprivWarning, stacklevel=3)
+    return predictions.shares
 
 
 @contextmanager
@@ -288,7 +301,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self._by_cluster(rows, cluster)
         if rows.owners is None:
             shared = self._shared()
-            return predict(shared.pipeline, shared.state, rows.table).shares
+            return _shares(predict(shared.pipeline, shared.state, rows.table))
         names = [same_name(name) for name in rows.table.names("client_column", rows.client)]
         parts: list[Predictions] = []
         for name in dict.fromkeys(names):
@@ -299,7 +312,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
             own = [row for row, owner in enumerate(names) if owner == name]
             parts.append(predict(self._models[name].pipeline, self._models[name].state, rows.table.only(own)))
-        return joined(parts).shares
+        return _shares(joined(parts))
 
     def _by_cluster(self, rows: FrameRows, cluster: int) -> Array:
         """The probabilities by the model of a cluster; if the model needs clients' statistics, those of their rows here are taken."""
@@ -316,7 +329,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if pipeline.scaling.per_client and table.rows < FEWEST_ROWS:
                 raise InputError(f"client {name!r}: {counted(table.rows, 'row')}, and {FEWEST_ROWS} are needed to standardise its features")
             parts.append(predict(pipeline, members[0].state, table, table if pipeline.scaling.per_client else None))
-        return joined(parts).shares
+        return _shares(joined(parts))
 
     def _shared(self) -> SavedClient:
         """The model for rows that name no client. Raises `InputError` where clients have models or statistics of their own."""

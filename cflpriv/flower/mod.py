@@ -25,6 +25,7 @@ from ..protocols.mechanisms import clip
 from ..transports.deployed import no_data, receive
 from ..types import Array
 from .client import answer, ask_of, settings_of, store_of
+from .doubtful_means import doubt_of
 from .transport import RECORD
 
 __all__ = ["CLIP", "ArrayLayout", "cflpriv_mod", "cut", "flat", "layout_of"]
@@ -41,11 +42,19 @@ ArrayLayout = tuple[tuple[str, tuple[int, ...], str], ...]
 log = logging.getLogger("cflpriv.flower")
 
 
+def _is_floating(dtype: str) -> bool:
+    """Whether a dtype by its name, such as "float32" or ">f4", is a floating one of NumPy."""
+    try:
+        return np.dtype(dtype).kind == "f"
+    except TypeError:
+        return False
+
+
 def layout_of(arrays: ArrayRecord) -> ArrayLayout:
     """The layout of a record's arrays in a flat vector. Raises `InputError` for arrays that are not floating."""
     layout = []
     for name, array in arrays.items():
-        if not array.dtype.startswith("float"):
+        if not _is_floating(array.dtype):
             raise InputError(
                 f"initial_arrays: {name!r} has dtype {array.dtype}; only floating arrays are averaged (BatchNorm counts its batches: "
                 "use GroupNorm)"
@@ -60,7 +69,7 @@ def flat(arrays: ArrayRecord, layout: ArrayLayout) -> Array:
     for name, shape, _ in layout:
         if name not in named:
             raise InputError(f"arrays: {name!r} is missing; there are {', '.join(map(repr, named)) or 'none'}")
-        if not named[name].dtype.startswith("float"):
+        if not _is_floating(named[name].dtype):
             raise InputError(f"arrays: {name!r} has dtype {named[name].dtype}, expected floating numbers")
         if tuple(named[name].shape) != shape:
             raise InputError(f"arrays: {name!r} has shape {tuple(named[name].shape)}, expected {shape}")
@@ -75,7 +84,7 @@ def cut(vector: Array, layout: ArrayLayout) -> ArrayRecord:
     arrays, start = {}, 0
     for name, shape, dtype in layout:
         stop = start + int(np.prod(shape, dtype=int))
-        arrays[name] = FlowerArray(np.ascontiguousarray(vector[start:stop].reshape(shape).astype(dtype)))
+        arrays[name] = FlowerArray(np.array(vector[start:stop].reshape(shape), dtype, order="C"))
         start = stop
     if start != len(vector):
         raise InputError(f"arrays: {len(vector)} numbers for a layout of {start}")
@@ -129,6 +138,7 @@ def cflpriv_mod(
                 if not isinstance(trained, ArrayRecord):
                     raise InputError(f"the application's train function returned no arrays under {arrays!r}")
                 update = flat(trained, task.layout) - start
+                _check_trained(start, update, task.layout)
             except InputError as error:
                 log.error("bad-result: %s", error)
                 raise RemoteError("bad-result") from None
@@ -145,6 +155,18 @@ def cflpriv_mod(
         return answer(message, receive(who, store, no_data, ask, own=own, samples=lambda: _examples(store)))
 
     return mod
+
+
+def _check_trained(start: Array, update: Array, layout: ArrayLayout) -> None:
+    """Raises `InputError` for arrays that no training from `start` (d,) gives: unrelated to it, a multiple, or all zeros in one array."""
+    if doubt := doubt_of(start, update):
+        raise InputError(doubt)
+    place = 0
+    for name, shape, _ in layout:
+        sent, moved = (vector[place : place + int(np.prod(shape, dtype=int))] for vector in (start, update))
+        place += len(sent)
+        if len(sent) > 1 and sent.any() and not (sent + moved).any():
+            raise InputError(f"arrays: {name!r} is all zeros, which it was not when it was sent; is it loaded into the module?")
 
 
 def _keep_examples(store: Store, content: RecordDict) -> None:

@@ -17,7 +17,7 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.data.class_names import accidental_pairs, combined, misspelt, strangers
 from cflpriv.data.column_guesses import guessed
 from cflpriv.data.columns import Column, encoded, nested, shown
-from cflpriv.data.doubtful_columns import filler
+from cflpriv.data.doubtful_columns import _zeros_apart, filler, other_unit
 from cflpriv.data.huggingface import _decoded
 from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
@@ -68,6 +68,8 @@ GOOD = cells()
 WARNED: dict[str, tuple[Cells, str]] = {
     "a filler": (every(9, "-999", "age"), r"column 'age': -999 occurs 14 times, far from all other values"),
     "a filler of a sensor": (every(9, "99.9", "dose"), r"column 'dose': 99\.9 occurs 14 times"),
+    "a value of a broken sensor": (every(9, "-127", "dose"), r"column 'dose': -127 occurs 14 times"),
+    "a full register": (every(9, "65535", "age"), r"column 'age': 65535 occurs 14 times"),
     "the label": (cells(code=[{"no": "0", "yes": "1"}[label] for label in GOOD["label"]]), "column 'code' says the label 'label'"),
     "one class": (cells(label=["yes"] * ROWS), "all 96 training rows have the class 'yes', so there is nothing to learn"),
     "a missing client": (every(7, "NA", "client"), "'NA' is a word for a missing value, and counts as a name"),
@@ -81,6 +83,17 @@ NOTED: dict[str, tuple[Cells, str]] = {
     "a word for missing": (every(9, "not recorded", "label"), "'not recorded' is taken as the name of a class"),
     "nines among numbers": (cells(label=[99 if i % 11 == 0 else i % 3 for i in range(ROWS)]), "the class '99' .* is unlike the others"),
     "-1 beside numbers": (cells(label=[-1 if i % 11 == 0 else i % 3 for i in range(ROWS)]), "the class '-1' .* is unlike the others"),
+    "-9 beside numbers": (cells(label=[-9 if i % 11 == 0 else 1 + i % 4 for i in range(ROWS)]), "the class '-9' .* is unlike the others"),
+    "a word of a survey": (every(9, "Prefer not to say", "label"), "'Prefer not to say' is taken as the name of a class"),
+    "a cell that was cut": (cells(label=["ye" if i == 7 else ("yes", "no")[i % 2] for i in range(ROWS)]), "'ye'"),
+    "zeros apart": (cells(pressure=[0 if i % 15 == 0 else 90 + i % 40 for i in range(ROWS)]), "column 'pressure': 0 occurs 8 times"),
+    "another unit": (
+        cells(height=[(1.5 if i % 10 == 0 else 150) * (1 + i % 13 / 40) for i in range(ROWS)]), "12 values differ .* by about 100 times"
+    ),
+    "rows of a client": (cells(visit=[1 + i // 4 for i in range(ROWS)]), "column 'visit' counts the rows of each client"),
+    "thresholds": (
+        cells(score=[i / 1000 + (label == "no") for i, label in enumerate(GOOD["label"])]), "column 'score' decides the label 'label' alone"
+    ),
     "lists of labels": (
         cells(label=[";".join(sorted({"abcd"[i % 4], "abcd"[i * 7 % 3]})) for i in range(ROWS)]), "several labels in one cell"
     ),
@@ -258,7 +271,8 @@ def test_a_guess_is_right_or_says_why_not(kind: str, tmp_path: Path) -> None:
 def test_a_filler_is_far_from_all_other_values(values: list[int], times: int) -> None:
     numbers = np.array([*values, *[99999] * times], float)
     assert filler(numbers) == ((99999.0, times) if len(set(values)) > 2 else None)
-    assert filler(np.array(values, float)) is None or abs(filler(np.array(values, float))[0]) in (99, 999)  # type: ignore[index]
+    found = filler(np.array(values, float))
+    assert found is None or (found[0] != 0 and found[1] >= 3)
 
 
 def test_nines_that_are_values_are_no_filler() -> None:
@@ -267,7 +281,19 @@ def test_nines_that_are_values_are_no_filler() -> None:
         assert filler(values) is None
 
 
+def test_zeros_and_two_groups_of_values_pass() -> None:
+    draws = np.random.default_rng(0)
+    slow = np.where(draws.random(300) < 0.1, draws.normal(2000, 200, 300), draws.normal(120, 15, 300))
+    for values in (draws.poisson(5, 300), np.where(draws.random(300) < 0.7, 0, draws.gamma(1, 5, 300)), slow, draws.lognormal(2, 2, 300)):
+        assert filler(values) is other_unit(values) is None
+        assert not _zeros_apart(values)
+
+
 def test_names_of_classes() -> None:
+    assert accidental_pairs(["gr\u00c3\u00b6\u00c3\u0178er", "gr\u00f6\u00dfer"])
+    assert accidental_pairs(["K\u00f6ln", "Z\u00fcrich", "\u0141\u00f3d\u017a"]) == ()
+    assert strangers(["-8", "1", "2", "3"]) == ("-8",)
+    assert misspelt({"yes": 60, "no": 60, "n": 1}) == () == misspelt({"A": 1, "AB": 60}), "two letters may be cut anywhere"
     assert accidental_pairs(["1152921504606846976", "1152921504606846977"]) == ()
     assert accidental_pairs(["1.50", "1.5"]) == (("1.5", "1.50"),)
     assert misspelt({"malignent": 1, "malignant": 40, "benign": 40}) == (("malignent", "malignant"),)

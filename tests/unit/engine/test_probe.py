@@ -584,6 +584,9 @@ class Swish(torch.autograd.Function):
 BOUNDED = "bounds them, but the loss takes scores of any size"
 DOUBTS: dict[str, tuple[Factory, str]] = {
     "centred": (user_module(lambda m, x: m.out(x.flatten(1) - x.flatten(1).mean(0))), "depend on the other samples of its batch"),
+    "mixed in training": (
+        user_module(lambda m, x: m.out((0.7 * x + 0.3 * x.flip(0) if m.training else x).flatten(1))), "in training mode"
+    ),
     "branch": (
         user_module(lambda m, x: m.out(x.flatten(1)) if x.mean() > 0.3 else m.out(1 - x.flatten(1))),
         "depend on the other samples of its batch",

@@ -4,15 +4,17 @@
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import in_process
 from foreign_scenes import SETTINGS, audited, scene
 from report_pages import Page, page_of
 
-from benchmarks.doubtful_evidence import BASES, CORRECT, MISUSES, Audit, made, reasons
+from benchmarks.doubtful_evidence import BASES, CORRECT, MISUSES, Audit, each, made, minus, of, plus, reasons
 from cflpriv.attacks import audit_updates, save_updates
 from cflpriv.attacks.foreign.foreign_evidence import doubts_of
 from cflpriv.attacks.foreign.foreign_system import system_of
@@ -60,6 +62,37 @@ def test_correct_audits_are_not_doubtful(name: str) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_a_misuse_is_named_with_what_to_do(base: Audit, name: str) -> None:
     assert NAMED[name] in "; ".join(reasons(MISUSES[name](base)).values())
+
+
+AGAIN: dict[str, Callable[[Audit], Audit]] = {
+    "a sixth": lambda a: each(a, lambda i, u: replace(u, after=plus(u.before, minus(u.after, u.before), 1 / 6))),
+    "ten times": lambda a: each(a, lambda i, u: replace(u, after=plus(u.before, minus(u.after, u.before), 10.0))),
+    "another head": lambda a: each(a, lambda i, u: replace(u, after={**u.after, "3.weight": of(a, i + 1).after["3.weight"]})),
+    "another scale": lambda a: Audit(
+        a.model, each(a, lambda i, u: replace(u, x=16 * u.x, outside=None)).updates, (16 * a.auxiliary[0], a.auxiliary[1]), a.settings
+    ),
+    "another optimiser": lambda a: replace(a, settings=replace(a.settings, optimizer="adam")),
+    "another rate": lambda a: replace(a, settings=replace(a.settings, lr=0.01)),
+    "more epochs": lambda a: replace(a, settings=replace(a.settings, epochs=20)),
+    "a weighted state": lambda a: each(a, lambda i, u: replace(u, after={k: 1.5 * v for k, v in u.after.items()})),
+}
+"""Faults that only the training, done again, shows."""
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_updates_that_the_declared_training_does_not_give_are_named(base: Audit, name: str) -> None:
+    found = reasons(AGAIN[name](base))
+    assert "check x, y, their scale and order" in found["training done again"]
+
+
+def test_labels_that_are_numbered_otherwise_or_missing_are_named(base: Audit) -> None:
+    x, y = base.auxiliary
+    exchanged = torch.where(y == 0, 1, torch.where(y == 1, 0, y))
+    assert "are like clients' samples with label" in reasons(replace(base, auxiliary=(x, exchanged)))["labels of auxiliary samples"]
+    few = made(**{**BASES["mlp"], "auxiliary": 900, "count": 10}, seed=1)
+    x, y = few.auxiliary
+    kept = y == 9
+    assert "no sample has the labels" in reasons(replace(few, auxiliary=(x[kept], y[kept])))["labels of clients"]
 
 
 def test_rounds_in_the_wrong_order_are_named() -> None:

@@ -1,5 +1,7 @@
 """Runs of users' modules: frozen weights never travel, and a LoRA fine-tune runs clustered, under secure sums, with per-sample privacy."""
 
+import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,8 +159,19 @@ def test_an_odd_module_of_a_plugin_is_one_line_and_a_pass_in_place_is_right(
 # --- transformers and peft
 
 
+def package(name: str, extra: str) -> Any:
+    """A package of an extra. The test is skipped with the reason: it is not installed, or it fails to be imported, and why."""
+    whole = name.partition(".")[0]
+    if importlib.util.find_spec(whole) is None:
+        pytest.skip(f"{whole} is not installed: the extra `{extra}` brings it")
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"{whole} is installed, and its import fails: {error}")
+
+
 def bert(model: Model) -> Any:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: the extra `text` brings it")
+    transformers = package("transformers", "text")
     settings = transformers.BertConfig(
         vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=LENGTH, num_labels=model.classes,
@@ -167,13 +180,13 @@ def bert(model: Model) -> Any:
 
 
 def lora(model: Model) -> Any:
-    peft = pytest.importorskip("peft", reason="peft is not installed: the extra `text` brings it")
+    peft = package("peft", "text")
     settings = peft.LoraConfig(task_type=peft.TaskType.SEQ_CLS, r=2, lora_alpha=8, target_modules=["query", "value"])
     return peft.get_peft_model(bert(model), settings)
 
 
 def test_a_transformers_classifier_runs_unmodified(own_model: Register) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: the extra `text` brings it")
+    package("transformers", "text")
     own_model("test_bert", bert)
     scene = word_windows()
     run = finished(configured({**SMALL, "algorithm": {"name": "fedavg"}}, model={"name": "test_bert", "normalise": False}), scene)
@@ -185,7 +198,7 @@ def test_a_transformers_classifier_runs_unmodified(own_model: Register) -> None:
 def test_a_lora_fine_tune_runs_clustered_and_its_frozen_weights_never_travel(
     base: dict[str, Any], protected: bool, own_model: Register
 ) -> None:
-    pytest.importorskip("peft", reason="peft is not installed: the extra `text` brings it")
+    package("peft", "text")
     own_model("test_lora", lora)
     scene = word_windows()
     run = finished(configured(base, model={"name": "test_lora", "normalise": False}), scene)
@@ -199,7 +212,7 @@ def test_a_lora_fine_tune_runs_clustered_and_its_frozen_weights_never_travel(
 
 
 def test_a_classifier_with_other_classes_is_one_line(own_model: Register) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: the extra `text` brings it")
+    package("transformers", "text")
     model = Model("own", (LENGTH,), CLASSES + 1, factory=lambda: bert(Model("linear", (LENGTH,), CLASSES)))
     with pytest.raises(InputError, match=rf"gives \(2, {CLASSES}\) for two samples"):
         build_module(model)
@@ -207,7 +220,7 @@ def test_a_classifier_with_other_classes_is_one_line(own_model: Register) -> Non
 
 def test_a_torchvision_body_may_be_frozen() -> None:
     """Its normalising layers use their stored statistics then."""
-    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed: the extra `vision` brings it")
+    models = package("torchvision.models", "vision")
 
     def factory() -> nn.Module:
         made = models.resnet18(weights=None).requires_grad_(False)
