@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from .. import codec
 from ..copies import check_own
 from ..entropy import Entropy, system_entropy
 from ..errors import RemoteError
@@ -150,13 +151,14 @@ def upload(
     )
     commitments = b"".join(m.commitment(agreed, client, number, seed) for number, seed in enumerate(seeds))
     payload = cast(bytes, vector.view(np.uint8).data)  # encoded without a copy
-    return signed_upload(identity, terms, name_digests(terms.session, policy.value.names), payload, boxes, commitments), clipped
+    message = [signed_upload(identity, terms, name_digests(terms.session, policy.value.names), payload, boxes, commitments)]
+    del levels, vector, payload  # as large as the upload, which the encoder copies twice
+    return codec.encode_made(message.pop), clipped
 
 
 def signed_upload(
     identity: Identity, terms: HelpedTerms, named: bytes, vector: bytes, boxes: tuple[m.SeedBox, ...], commitments: bytes
-) -> bytes:
+) -> m.MaskedUpload:
     """An upload with its signature."""
     unsigned = m.MaskedUpload(identity.client, context(terms), named, vector, boxes, commitments, bytes(64))
-    signature = sign(identity, m.UPLOAD, m.signed_digest(terms, unsigned))
-    return m.encode(msgspec.structs.replace(unsigned, signature=signature))
+    return msgspec.structs.replace(unsigned, signature=sign(identity, m.UPLOAD, m.signed_digest(terms, unsigned)))

@@ -122,7 +122,7 @@ class HelpedServer:
         self._members: dict[int, bytes] = {}
         self._invited = frozenset(m.names(terms.cohort))
         self._name = b""
-        self._places: NDArray[np.intp] = np.arange(vector_length(terms))
+        self._places: NDArray[np.intp] | slice = slice(vector_length(terms))  # numbers of all places would take twice the sum's memory
         self._evidence: tuple[m.CountMasks, ...] = ()
         self.counts: tuple[int, ...] = ()
         self.open_clusters: tuple[int, ...] = ()
@@ -362,7 +362,7 @@ class HelpedServer:
         if len(message.masks) != len(send) or len(message.hashes) != len(groups):
             return False
         fits = all(
-            len(mask) == len(self._places) * self._dtype.itemsize and sha256(mask).digest() == digest
+            len(mask) == len(self._total[self._places]) * self._dtype.itemsize and sha256(mask).digest() == digest
             for mask, digest in zip(message.masks, message.hashes, strict=False)
         )
         return fits and self._good(helper, message.signature, label, m.mask_parts(helper, self._name, groups, message.hashes))
@@ -399,8 +399,8 @@ class HelpedServer:
         self.stage = "done"
         if self.terms.clusters:  # blocks that stay closed are zeros
             opened = np.zeros_like(self._total)
-            places = np.concatenate([np.arange(self.terms.clusters), self._places])
-            opened[places] = self._total[places]
+            for places in (slice(self.terms.clusters), self._places):
+                opened[places] = self._total[places]
             self._total = opened
         try:
             self._result = Sum(self.terms, self.members, in_order(self.terms, unwrap(self._total, self.terms.bits)))

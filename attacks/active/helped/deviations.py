@@ -169,9 +169,9 @@ def copied_box(run: AttackRun) -> ActiveGuess:
     sums = collected(run, run.compute(), run.clients)
     own, *others = run.accomplices
     upload = steps.decode_upload(sums.uploads[run.victim], sums.terms)
-    sums.uploads[own] = signed_upload(
-        run.identities[own], sums.terms, upload.names, upload.vector, upload.boxes, upload.commitments
-    )  # fmt: skip
+    sums.uploads[own] = steps.encode(
+        signed_upload(run.identities[own], sums.terms, upload.names, upload.vector, upload.boxes, upload.commitments)
+    )
     sums.deliver()
     members = sorted({run.victim, own, *others})
     spare = [client for client in run.clients if client not in members]
@@ -190,9 +190,8 @@ def other_seed(run: AttackRun) -> ActiveFigure:
     key = steps.decode_announcement(true_keys(run)[0]).key
     seeds = system_entropy(32 * len(held(sums.terms, 0)))
     box = steps.SeedBox(0, hpke.seal(key, seeds, steps.box_info(upload.context, own, 0)))
-    sums.uploads[own] = signed_upload(
-        run.identities[own], sums.terms, upload.names, upload.vector, (box, *upload.boxes[1:]), upload.commitments
-    )  # fmt: skip
+    boxes = (box, *upload.boxes[1:])
+    sums.uploads[own] = steps.encode(signed_upload(run.identities[own], sums.terms, upload.names, upload.vector, boxes, upload.commitments))
     codes = sums.deliver()
     blamed = None if own in codes else float(len(_finished(sums)[1] - set(sums.traitors)))
     return ActiveFigure("good_helpers_blamed", blamed, 0.0, lower_is_better=False)

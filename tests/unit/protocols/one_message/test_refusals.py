@@ -150,7 +150,7 @@ def spoilt(data: bytes, terms: HelpedTerms, identity: Identity | None = None, **
     if identity is not None:
         from cflpriv.protocols.one_message.client import signed_upload
 
-        return signed_upload(identity, terms, message.names, message.vector, message.boxes, message.commitments)
+        return m.encode(signed_upload(identity, terms, message.names, message.vector, message.boxes, message.commitments))
     return m.encode(message)
 
 
