@@ -175,7 +175,7 @@ def allocated_renyi(noise_multiplier: float, batches: int, orders: tuple[int, ..
 
 
 def _log_power(series: Floats, exponent: int) -> Floats:
-    """Logarithms (n,) of the first coefficients of a power of a series, given by those of its coefficients, all of which are above 0."""
+    """Logarithms (n,) of the first coefficients of a power of a series, given by those of its coefficients, which are all above 0."""
 
     def times(one: Floats, other: Floats) -> Floats:
         return np.array([np.logaddexp.reduce(one[: k + 1] + other[k::-1]) for k in range(len(one))])

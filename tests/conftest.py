@@ -11,6 +11,9 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, settings
 
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # the processes of a suite share the cores; read when numpy and torch load
+    os.environ.setdefault(variable, "1")
+
 settings.register_profile("cflpriv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cflpriv")
 

@@ -67,7 +67,7 @@ def filler(values: Array) -> tuple[float, int] | None:
 
 
 def other_unit(values: Array) -> tuple[float, int] | None:
-    """A power of ten by which some of the numbers (n,) differ from the others, as in another unit, and how many these are; None if none do.
+    """The power of ten between some of the numbers (n,) and the others, as in another unit, and how many these are; None if none differ.
 
     The few are apart from the others by more than the others' range.
     """

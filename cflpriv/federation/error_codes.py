@@ -33,8 +33,8 @@ CLIENTS: dict[str, str] = {
     "no-secret": "the client does not have the clients' common secret yet; a member gives it the secret in the next round",
     "not-held": "the client does not hold the value asked for: it lost its state, or the value was dropped",
     "bad-input": "the parameters do not fit the task, or are not finite; without a protection also: the client's data do not fit",
-    "bad-result": "the application's train function returned no arrays, or not the model's by names, shapes and floating dtypes, or arrays "
-    "that no training from the model sent gives (updates, multiples, a model of its own, zeros); see the client's log",
+    "bad-result": "the application's train function returned no arrays, or not the model's by names, shapes and floating dtypes, or zeros "
+    "in place of an array that had others; see the client's log",
     "no-examples": "the application's train function stated no number of examples of 1 or more, which weighs its update",
     "no-signature": "the application's signature is not one: a few orthonormal rows as long as a sample, all numbers finite",
     "too-large": "the task, or its parameters, are over `[limits]` of the client's own settings",

@@ -158,9 +158,13 @@ def cflpriv_mod(
 
 
 def _check_trained(start: Array, update: Array, layout: ArrayLayout) -> None:
-    """Raises `InputError` for arrays that no training from `start` (d,) gives: unrelated to it, a multiple, or all zeros in one array."""
+    """Log a warning for arrays that training from `start` (d,) hardly gives: unrelated to it, or a multiple.
+
+    They are summed all the same: training that converges within a round forgets where it began. Raises `InputError` where one of the
+    arrays is all zeros and was not when it was sent.
+    """
     if doubt := doubt_of(start, update):
-        raise InputError(doubt)
+        log.warning("%s", doubt)
     place = 0
     for name, shape, _ in layout:
         sent, moved = (vector[place : place + int(np.prod(shape, dtype=int))] for vector in (start, update))

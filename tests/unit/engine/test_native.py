@@ -137,7 +137,7 @@ def check(model: Model, chosen: dict[str, Any], counts: list[int], extra: bool, 
     if frozen and len(model.layout) > 1 and not task.clip_norm:
         task = replace(task, frozen=(model.layout[0][0],))
     rng, engine = np.random.default_rng(0), Engine()
-    given_to = [  # at a new model's zeros, rounding alone decides on which side of a kink a normalised mean is
+    given_to = [  # at a new model's zeros, rounding alone decides the side of a kink
         replace(one, params={**one.params, "model": one.array("model") + rng.normal(0, 0.03, model.dimension)})
         for one in inputs(model, counts, extra)
     ]

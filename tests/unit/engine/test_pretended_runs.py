@@ -37,6 +37,7 @@ EQUAL = {"weights": "equal"}
 SCENES: dict[str, dict[str, Any]] = {
     "anchor_counts": {"algorithm": {"name": "stocfl"}},
     "likeness": {"algorithm": {"name": "scaffold"}},
+    "prototype_inversion": {"algorithm": {"name": "fedproto"}},
     "source_inference": {"algorithm": {"name": "fedavg"}, "data": {"samples_per_client": 20, "test_samples_per_client": 60}},
     "influence": {"algorithm": {"name": "pfedlia", **MORE["pfedlia"]}},
     "disaggregation": {"algorithm": {"name": "fedavg"}, "training": {"participation": 0.2}},

@@ -178,7 +178,10 @@ def test_arrays_without_axes_and_of_another_byte_order_are_trained(tmp_path: Pat
 
 
 @pytest.mark.parametrize("spoil", [lambda w, u: u, lambda w, u: -w, lambda w, u: 10 * w, lambda w, u: 0 * w])
-def test_one_client_that_returns_no_trained_model_is_refused(tmp_path: Path, spoil: Callable[[Any, Any], Any]) -> None:
+def test_one_client_that_returns_no_trained_model_is_named(
+    tmp_path: Path, spoil: Callable[[Any, Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the client's log. Zeros are refused: nothing else can be told from training that converges within a round for sure."""
     first = np.random.default_rng(0).normal(size=256).astype(np.float32)
 
     def answer(client: int, w: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -186,8 +189,9 @@ def test_one_client_that_returns_no_trained_model_is_refused(tmp_path: Path, spo
         return {"w": (spoil(w, update) if client == 3 else w + update).astype(np.float32)}, {"num-examples": 10}
 
     result = result_of(tmp_path, answer, rounds=1, initial={"w": first})
-    assert [(client, code) for client, _, code in result.rounds[0]["refusals"]] == [(3, "bad-result")]
-    assert "1 refused with 'bad-result'" in result.warnings[0]
+    zeros = not spoil(first, first).any()
+    assert [(client, code) for client, _, code in result.rounds[0]["refusals"]] == ([(3, "bad-result")] if zeros else [])
+    assert sum("what clients returned" in record.message for record in caplog.records) >= 1
 
 
 @pytest.mark.parametrize("kind", ["int64", "bool", "complex64", "<U1"])
@@ -259,8 +263,7 @@ def test_means_that_no_training_gives_are_named(kind: str, tmp_path: Path) -> No
 
     result = result_of(tmp_path, answer, initial={"w": BEGAN})
     assert bool(result.warnings) == bool(words), result.warnings
-    for warning in result.warnings:  # clients refuse by themselves where the arrays of one are enough to tell
-        assert words in warning or "refused with 'bad-result'" in warning
+    assert all(words in warning or "refused with 'bad-result'" in warning for warning in result.warnings), result.warnings
 
 
 def test_models_of_few_numbers_and_of_zeros_are_not_judged() -> None:

@@ -145,7 +145,7 @@ def test_errors_and_decibels_are_compared_with_what_there_is_to_know(metric: str
 
 
 def test_counts_that_all_succeed_stand_in_an_audit() -> None:
-    """Twelve label sets of twelve, four of which the commonest set has right: a sign test of the other eight would be withdrawn."""
+    """Twelve label sets of twelve. The commonest set has four right: a sign test of the other eight would be withdrawn."""
     beside = np.repeat([1.0, 0.0], [4, 8])
     p = chance_of_count(np.ones(12), beside, 0.1)
     assert p == pytest.approx((4 / 12 + 0.1) ** 12)

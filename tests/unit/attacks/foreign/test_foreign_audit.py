@@ -445,8 +445,13 @@ def test_batches_of_up_to_eight_come_out_of_a_layer_with_relu(samples: int) -> N
 def test_images_that_are_not_attempted_say_why(change: Mapping[str, Any], why: str) -> None:
     model, (_, auxiliary) = network(), dealt(1, 1)
     clients, _ = dealt(2, 3)
-    updates = [Update(model.state_dict(), trained(model, one, LoopSettings(lr=0.1)), *one) for one in clients]
     how = replace(LoopSettings(lr=0.1), **change)
+    updates = [Update(model.state_dict(), trained(model, one, replace(how, lr=0.1)), *one) for one in clients]
+    if how.optimizer == "adam":  # whose first step has one length in all parameters
+        before = model.state_dict()
+        moved = [{name: one.after[name] - before[name] for name in before} for one in updates]
+        signs = [{name: before[name] + 0.1 * step / (step.abs() + 1e-9) for name, step in one.items()} for one in moved]
+        updates = [replace(one, after=after) for one, after in zip(updates, signs, strict=True)]
     (cell,) = audit_updates(model, updates, auxiliary, how, attacks=["gradient_inversion"])
     assert cell.status == "not_attempted"
     assert why in cell.note

@@ -65,6 +65,7 @@ def test_a_folder_with_a_plugin_says_what_the_loop_says(
     said = capsys.readouterr().out
     written = json.loads((updates_folder / "audit.json").read_text(encoding="utf-8"))["cells"]
     direct = audit_updates(model, updates, auxiliary, SETTINGS)
+    assert {one.pop("colluders") for one in written} == {0}
     assert [one | {"arrays": None} for one in written] == json.loads(json.dumps([one.as_json() for one in direct]))
     assert all(cell.line() in said for cell in direct)
     assert said.splitlines()[-1] == f"written: {updates_folder / 'audit.json'}"
