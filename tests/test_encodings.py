@@ -109,7 +109,7 @@ class Terminal:
         return said
 
 
-@pytest.fixture(params=ENCODINGS)
+@pytest.fixture(params=["ascii", "cp1252", *(pytest.param(name, marks=pytest.mark.slow) for name in ("latin-1", "cp437"))])
 def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
     monkeypatch.chdir(tmp_path)
     return Terminal(monkeypatch, request.param)

@@ -87,7 +87,7 @@ def of_recalls(recalls: Array, samples: Array, rng: np.random.Generator) -> Clas
     return counted(np.array([[right[0], samples[0] - right[0]], [samples[1] - right[1], right[1]]], dtype=np.float64))
 
 
-@pytest.mark.parametrize("samples", [(20, 5), (200, 40), (4000, 900)])
+@pytest.mark.parametrize("samples", [(20, 5), *(pytest.param(many, marks=pytest.mark.slow) for many in ((200, 40), (4000, 900)))])
 @pytest.mark.parametrize("recalls", [(0.5, 0.6), (0.97, 0.13), (0.999, 0.101), (0.6, 0.5)])
 def test_the_warning_keeps_its_error_rate_at_models_that_learned_just_enough(
     samples: tuple[int, int], recalls: tuple[float, float]

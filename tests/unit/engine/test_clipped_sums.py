@@ -112,7 +112,15 @@ def searched(model: Model, data: ClientData, steps: int, seed: int, kind: Kind) 
         yield now
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in MODELS for kind in KINDS if kind in WAYS.get(name, KINDS)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=pytest.mark.slow if kind == "sequential" and name not in ("mlp", "lstm") else ())
+        for name in MODELS
+        for kind in KINDS
+        if kind in WAYS.get(name, KINDS)
+    ],
+)
 def test_one_sample_moves_the_sum_by_its_clip_norm_at_cancelling_parameters(name: str, kind: Kind) -> None:
     model = MODELS[name]
     for scale in (1e3, 1e5, 1e7, 1e9):

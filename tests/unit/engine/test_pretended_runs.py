@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import run_scenes
+from often import cases
 from pretended_device import Counts, pretended
 from run_scenes import MORE, PRIVATE, config, of_algorithm, of_form, people, trained
 
@@ -82,7 +83,7 @@ def same_run(made: Config) -> Counts:
 
 
 @pytest.mark.filterwarnings("ignore:algorithm 'fedgwc' will form no clusters")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", cases(ALGORITHMS))
 def test_every_algorithm_gives_there_what_it_gives_on_the_cpu(name: str) -> None:
     counts = same_run(of_algorithm(name))
     assert counts.queued > 0, "nothing was computed there"

@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from agreements import contract_of
 from deployments import DyingGrid
+from often import cases
 from scenes import federation, mlp_training, population
 
 from cflpriv.algorithms import ALGORITHMS
@@ -23,7 +24,7 @@ from cflpriv.flower import GridTransport
 SETTINGS: dict[str, dict[str, Any]] = {"cfl": {"watch": True}, "pfedlia": {"warm_up": 1}}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS.ready())
+@pytest.mark.parametrize("name", cases(ALGORITHMS.ready()))
 def test_flower_changes_nothing(name: str, tmp_path: Path) -> None:
     scene = population(clients_per_group=3, samples=12, test_samples=2, shape=(4,), separation=4.0)
     given = {"weights": "equal", "groups": {client.id: group for client, group in zip(scene.clients, scene.groups, strict=True)}}

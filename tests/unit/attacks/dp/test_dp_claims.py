@@ -152,7 +152,7 @@ def test_a_bound_is_the_price_of_the_least_noise_that_is_refuted() -> None:
     assert claim.epsilon_at(0.5) == epsilon_of(scaled(claim.events, 0.5), DELTA)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9, 0.8, FAULT])
+@pytest.mark.parametrize("share", [1.0, FAULT, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.9, 0.8))])
 def test_a_bound_is_above_the_claim_exactly_where_p_is_small(share: float) -> None:
     claim = claimed("mean", 2.0)
     for seed in range(4):

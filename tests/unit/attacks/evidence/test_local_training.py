@@ -226,6 +226,7 @@ def labels_of(step: ClientStep, seen: Case, client: int, local: LocalTraining | 
     return float(np.abs(shares - seen.truth.histogram(client)).sum())
 
 
+@pytest.mark.slow
 def test_what_an_unknown_task_does_beside_training_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `Train` is found, but nobody can say what else is in an update: means carry a caveat, and colluders take nothing off."""
     (local,) = trainings_in(seen_of_mine(monkeypatch, TrainTwice).view).all

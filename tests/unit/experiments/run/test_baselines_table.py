@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkout import ROOT
+from often import cases
 from scenes import PROTECTIONS, eye, federation, mlp_training
 from small_runs import after_rounds, digits, make_algorithm, true_groups
 
@@ -38,7 +39,7 @@ train_on = partial(mlp_training, momentum=0.5)
 # --- nobody trains or selects on test data
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", cases(ALGORITHMS))
 def test_test_data_have_no_influence_on_training_or_selection(name: str) -> None:
     """A marker in everybody's test data, as loud as can be, changes no message, no record and no model that is used."""
     scene = small_digits(8)
@@ -160,7 +161,7 @@ def seal_bytes(message: Message) -> int:
     return len(to_bytes(value)) + 12 + 16 - sum(int(one.nbytes) for one in value.values())
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", cases(ALGORITHMS))
 def test_without_protection_nothing_is_overhead_but_the_seals_of_a_relay(name: str) -> None:
     scene = small_digits(8)
     fed = federation(scene.clients)

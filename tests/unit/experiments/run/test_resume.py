@@ -131,7 +131,7 @@ def test_a_handler_of_ctrl_c_that_a_system_has_installed_stays(tmp_path: Path) -
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("protection", ["none", "haar"])
+@pytest.mark.parametrize("protection", ["none", pytest.param("haar", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "algorithm",
     [
