@@ -114,9 +114,10 @@ def many_signatures(count: int = 20, n: int = 500, d: int = 784) -> dict[str, An
 
 
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "LeNet-5, 10 clients": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 2.2, 2.8),
+    "LeNet-5, 10 clients": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 6, 9),
     "LeNet-5, 10 clients, two threads": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 3.0, 4.4, threads=2),
     "LeNet-5, 10 clients, two workers": lambda: against_loop(Train(LENET, momentum=0.5), 10, 500, 4.5, 10, workers=2),
+    "LeNet-5, batch 32, 10 clients": lambda: against_loop(Train(LENET, momentum=0.5, batch_size=32), 10, 480, 3.5, 5, loops=4),
     "LeNet-5, kernel": lambda: against_loop(Train(LENET, momentum=0.5), 20, 500, 1.5, 2.8, kind="torch"),
     "LeNet-5, batch 32, kernel": lambda: against_loop(Train(LENET, momentum=0.5, batch_size=32), 20, 480, 1.5, 2.4, kind="torch"),
     "MLP-200, kernel": lambda: against_loop(Train(MLP, momentum=0.5), 20, 500, 1.5, 3.6, kind="torch"),
