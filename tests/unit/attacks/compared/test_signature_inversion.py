@@ -205,6 +205,7 @@ def test_unrelated_signatures_are_at_the_baseline() -> None:
     assert judge(np.array(values), np.array(blank), ones, zeros, 0.01) == "at_baseline"
 
 
+@pytest.mark.slow
 def test_full_label_sets_are_nothing_to_see(tmp_path: Path) -> None:
     run_experiment(observed_config(data={"partition": "iid", "groups": [], "rotations": [0, 90]}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))
@@ -259,6 +260,7 @@ def test_an_algorithm_without_signatures_is_nothing_to_see(tmp_path: Path) -> No
     assert cell.status == "not_applicable"
 
 
+@pytest.mark.slow
 def test_newcomers_are_attacked_too(tmp_path: Path) -> None:
     run_experiment(observed_config(data={"newcomers": 4}), tmp_path / "run")
     cells = by_metric(audited(tmp_path / "run", "server"))

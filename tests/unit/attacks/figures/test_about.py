@@ -1,6 +1,6 @@
 """What an audit says that it ran: what was finished, whatever it was asked for."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cflpriv.attacks import ATTACKS
@@ -9,6 +9,7 @@ from cflpriv.attacks.figures.about import extent
 PAIRS = st.sets(st.tuples(st.sampled_from(["server", "client", "released"]), st.sampled_from(["membership", "likeness", "influence"])))
 
 
+@settings(max_examples=25)
 @given(PAIRS, PAIRS)
 def test_the_record_says_which_adversary_made_which_attack(done: set[tuple[str, str]], planned: set[tuple[str, str]]) -> None:
     said = extent(sorted(done), sorted(planned))

@@ -187,6 +187,7 @@ def test_batch_statistics_are_what_the_steps_added(steps: int) -> None:
     np.testing.assert_array_equal(unknown["1.running_mean"], after.statistics["1.running_mean"])
 
 
+@pytest.mark.slow
 def test_a_counter_of_batches_is_no_parameter() -> None:
     _, updates, _ = scene()
     plain = audited(attacks=["label_inference"])
@@ -339,6 +340,7 @@ def test_members_are_found_after_much_training() -> None:
     assert cells["own_model_loss_auc"].status == "leaks", cells["own_model_loss_auc"].line()
 
 
+@pytest.mark.slow
 def test_given_non_members_take_the_place_of_auxiliary_ones() -> None:
     _, updates, (x, y) = scene()
     outside = [replace(one, outside=(x[:200], y[:200])) for one in updates]
@@ -419,7 +421,7 @@ def test_single_images_come_out_of_one_batch(normed: bool, mode: Any, settings: 
     assert cells["labels_exact"].value == 1.0
 
 
-@pytest.mark.parametrize("samples", [1, 6, 8])
+@pytest.mark.parametrize("samples", [1, 6, pytest.param(8, marks=pytest.mark.slow)])
 def test_batches_of_up_to_eight_come_out_of_a_layer_with_relu(samples: int) -> None:
     """Float32 states of a plain loop. The optimisation alone reads no more than four."""
     how = LoopSettings(lr=0.5)

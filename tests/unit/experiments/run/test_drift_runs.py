@@ -89,6 +89,7 @@ def test_runs_under_protections_move_the_same_clients(algorithm: str, protection
     assert (event["round"], event["changed"], [client for client, _, _ in event["moved"]]) == (2, [0, 2], [0, 2])
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nothing_happened_says_nothing(tmp_path: Path) -> None:
     config = configured(BASE, data={"drift": []})
     summary = run_experiment(config, tmp_path / "run")

@@ -44,6 +44,7 @@ def test_a_run_folder_is_found_from_any_folder(
     assert in_process(monkeypatch, "audit", str(out), "--attacks", "label_inference", "--budget", "quick") == 0
 
 
+@pytest.mark.slow
 def test_a_run_remembers_its_data_directory(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CFLPRIV_DATA", raising=False)
     (tmp_path / "sets").mkdir()
