@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DEFAULT_SUITE := -n 2 --dist loadfile -m "not slow and not gpu and not flower"
+DEFAULT_SUITE := -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not flower"
 READY := $(VENV)/.ready
 export OMP_NUM_THREADS := 1
 # compiled modules are kept: test workers would compile the tests again in every run
