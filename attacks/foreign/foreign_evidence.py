@@ -29,6 +29,7 @@ from .foreign_fit import exchanged, is_rounded_away, misled
 from .foreign_origin import foreign_samples, mixed_updates, other_rate
 from .foreign_replay import is_reproduced, not_reproduced
 from .foreign_samples import apart_samples, mislabelled, misplaced, nearly_members, repeated_samples, unlabelled
+from .foreign_states import flat
 from .foreign_system import System, UpdateRecord
 
 __all__ = ["doubts_of", "named_clients"]
@@ -70,10 +71,6 @@ def named_clients(clients: Sequence[int]) -> str:
 
 
 # --- states as vectors --------------------------------------------------------------------------------------------------------------
-
-
-def _flat(parameters: Mapping[str, Array]) -> Array:
-    return np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in parameters.values()])
 
 
 def _update(record: UpdateRecord) -> Array:
@@ -260,12 +257,12 @@ def _nearer(system: System) -> str:
         for record in records:
             digest = _digest(record.before.parameters)
             if digest not in earlier and len(earlier) < MOST_STATES:
-                earlier[digest] = _flat(record.before.parameters)
+                earlier[digest] = flat(record.before.parameters)
         sent = np.stack(list(earlier.values()))
         for record in records:
             if not _is_moved(record):
                 continue
-            after, own = _flat(record.after.parameters), float(np.linalg.norm(_update(record)))
+            after, own = flat(record.after.parameters), float(np.linalg.norm(_update(record)))
             if min(float(np.linalg.norm(after - other)) for other in sent) < NEARER * own:
                 return (
                     f"client {record.client}: its state after is nearer to a state that was sent to another client, or in an earlier "
@@ -294,7 +291,7 @@ def _reversed(system: System) -> str:
     for early, later in combinations(range(len(rounds)), 2):
         if len({_digest(record.before.parameters) for record in rounds[early]}) > 1:
             continue
-        start = _flat(rounds[early][0].before.parameters)
+        start = flat(rounds[early][0].before.parameters)
         if any(np.linalg.norm(mean - start) <= BALANCED * spread for mean, spread in means[later]):
             return (
                 f"the state before of update {early + 1} is the mean of the states after of update {later + 1}; give the updates of a "
@@ -307,10 +304,10 @@ def _means_returned(records: Sequence[UpdateRecord]) -> list[tuple[Array, float]
     """The mean (d,) of the states returned in a round, by equal weights and by numbers of samples, each with the states' deviation."""
     if len(records) < 2:
         return []
-    first, counts = _flat(records[0].after.parameters), [record.samples for record in records if record.samples is not None]
+    first, counts = flat(records[0].after.parameters), [record.samples for record in records if record.samples is not None]
     total, squares, weighted = np.zeros_like(first), 0.0, np.zeros_like(first)
     for record in records:
-        apart = _flat(record.after.parameters) - first  # so that no digits cancel
+        apart = flat(record.after.parameters) - first  # so that no digits cancel
         total, squares, weighted = total + apart, squares + float(apart @ apart), weighted + (record.samples or 0) * apart
     mean = total / len(records)
     spread = float(np.sqrt(max(0.0, squares / len(records) - float(mean @ mean))))

@@ -17,7 +17,6 @@ Correct audits of `benchmarks/doubtful_evidence.py` that train as they declare h
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -29,7 +28,7 @@ from ...randomness import stream
 from ...types import Array
 from .foreign_fit import alike, cosine, is_rounded_away
 from .foreign_simulation import PASSES, can_train_again, train_again
-from .foreign_states import ForeignModel
+from .foreign_states import ForeignModel, flat
 from .foreign_system import System, UpdateRecord
 
 __all__ = ["is_reproduced", "not_reproduced"]
@@ -91,17 +90,15 @@ def _replay(system: System, model: ForeignModel, record: UpdateRecord) -> Replay
     moving = [name for name in before if not np.array_equal(before[name], after[name])]
     if not moving or record.samples != len(y) or is_rounded_away(system, record):
         return None
-    update, start = (
-        _flat({name: np.subtract(after[name], before[name], dtype=np.float64) for name in moving}, moving),
-        _flat(before, moving),
-    )
-    rounding = float(np.linalg.norm(np.spacing(np.abs(_flat(after, moving)).astype(np.float32)).astype(np.float64)))
+    start = flat(before, moving)
+    update = flat(after, moving) - start
+    rounding = float(np.linalg.norm(np.spacing(np.abs(flat(after, moving)).astype(np.float32)).astype(np.float64)))
     kept = update != 0
     if kept.sum() > len(update) / 2 or kept.sum() < FEWEST_NUMBERS:  # not compressed
         kept = np.ones(len(update), bool)
     best: Replay | None = None
     for trained in [moving] if len(moving) == len(before) else [moving, list(before)]:  # held fixed in training, or not sent
-        one, two = (_flat(train_again(model, record, x, y, trained), moving) for _ in range(2))
+        one, two = (flat(train_again(model, record, x, y, trained), moving) for _ in range(2))
         again = (one + two) / 2
         if not np.isfinite(again).all() or np.linalg.norm(again) < 100 * rounding:
             continue
@@ -112,10 +109,6 @@ def _replay(system: System, model: ForeignModel, record: UpdateRecord) -> Replay
             sizes = tuple(before[name].size for name in moving)
             best = Replay(record.client, steady, fit, factor, update, again, sizes, start)
     return best
-
-
-def _flat(parts: Mapping[str, Array], names: Sequence[str]) -> Array:
-    return np.concatenate([np.asarray(parts[name], np.float64).reshape(-1) for name in names])
 
 
 def is_reproduced(system: System) -> bool:

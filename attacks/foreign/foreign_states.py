@@ -9,7 +9,7 @@ The suite's mathematics takes models whose parameters are one vector and whose b
 forms: with batch statistics, as in training, and with statistics that are entries of the vector, as in evaluation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +32,7 @@ __all__ = [
     "ReadState",
     "ModelState",
     "batch_statistics",
+    "flat",
     "head_bias",
     "named_arrays",
     "read_samples",
@@ -171,7 +172,12 @@ def _as_words(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.
 def vector_of(model: Model, state: ReadState, statistics: Mapping[str, Array] | None = None) -> Array:
     """The parameter vector (d,) of a state in the model's order, float64; `statistics` in place of the state's own."""
     values = {**state.statistics, **(statistics or {}), **state.parameters}
-    return np.concatenate([np.asarray(values[name], np.float64).reshape(-1) for name, _, _ in model.layout])
+    return flat(values, [name for name, _, _ in model.layout])
+
+
+def flat(parts: Mapping[str, Array], names: Iterable[str] | None = None) -> Array:
+    """Arrays by name as one vector (d,) float64: those of `names` in this order, by default all in theirs."""
+    return np.concatenate([np.asarray(parts[name], np.float64).reshape(-1) for name in (parts if names is None else names)])
 
 
 def batch_statistics(model: ForeignModel, before: ReadState, after: ReadState, steps: int | None) -> dict[str, Array]:

@@ -294,7 +294,7 @@ FEATURES: Mapping[str, Callable[[Array], Array]] = {
     "scattering": scattering.features,
     "whitened_scattering": whitened_scattering.features,
 }
-"""By the value of `data.features`: images -> features, of which `FEATURE_MEAN` and `FEATURE_STD` are what models normalise by."""
+"""By the value of `data.features`: images -> features. Models normalise them by `FEATURE_MEAN` and `FEATURE_STD`."""
 
 
 def _unchanged(x: Array, y: Array) -> tuple[Array, Array]:

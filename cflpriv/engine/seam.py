@@ -127,7 +127,7 @@ class LaterTask(Task, Protocol):
     def later(self, inputs: Sequence[TaskInput], run: RunNow) -> list[tuple[Result, TaskInput]] | None:
         """Each client's result with `Later` in place of large arrays, and an input for `run` that gives the same arrays.
 
-        `run` computes what cannot wait. None where a result cannot be told before all of it is computed.
+        `run` computes what cannot wait. None where a result is not known before all of it is computed.
         """
         ...
 

@@ -181,7 +181,7 @@ def test_arrays_without_axes_and_of_another_byte_order_are_trained(tmp_path: Pat
 def test_one_client_that_returns_no_trained_model_is_named(
     tmp_path: Path, spoil: Callable[[Any, Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the client's log. Zeros are refused: nothing else can be told from training that converges within a round for sure."""
+    """In the client's log. Only zeros are refused: training that converges within a round may give all the others."""
     first = np.random.default_rng(0).normal(size=256).astype(np.float32)
 
     def answer(client: int, w: Any) -> tuple[dict[str, Any], dict[str, Any]]:
