@@ -50,11 +50,11 @@ class HelpedSums(SumRuns[HelpedTerms]):
 
     def terms(
         self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None,
-        spread: float = 1.0, earlier: HelpedTerms | None = None, clusters: int = 0,
+        spread: float = 1.0, earlier: HelpedTerms | None = None, clusters: int = 0, *, noised: bool = False,
     ) -> HelpedTerms:  # fmt: skip
         """The terms of one group's sum, in the next slot from `slot` on. `earlier` as in `SecureSums.terms`; nothing is `following`.
 
-        `clusters`: the blocks that clients choose from. All weigh equally then.
+        `clusters`: the blocks that clients choose from. All weigh equally then. `noised`: helpers add noise to the sum.
 
         Raises `TooUnequal` for values that weigh clients too differently inside themselves (`spread`).
         """
@@ -71,7 +71,7 @@ class HelpedSums(SumRuns[HelpedTerms]):
                 clients=n, models=models, dimension=dimension, clip=self.settings.clip, bits=self.settings.bits,
                 levels=None if before is None else before.levels, weight_limit=1.0 if clusters else weight_limit, least_weight=least,
                 spread=spread, min_cohort=smallest, effective=self.min_cohort, cohort_change=self.cohort_change,
-                cohort=cohort if self.listed else (), clusters=clusters, noise=HELPER_STEPS[self.settings.bits] if self.noised else 0,
+                cohort=cohort if self.listed else (), clusters=clusters, noise=HELPER_STEPS[self.settings.bits] if noised else 0,
             )  # fmt: skip
         except TooFewClients:
             raise

@@ -290,7 +290,6 @@ class SecaggServerSum:
         if clipped is not None:
             noise = clipped.inside
         shares = None
-        self._sums.noised = noise is not None
         if noise is not None:
             asked = replace(asked, layout=PartLayout((("shares", "<f8", (whole.size + bool(noise.count),)),)))
             shares = m.NoiseShares(noise.noise.deviation, noise.noise.survivors, noise.clip_norm, noise.count)
@@ -303,7 +302,9 @@ class SecaggServerSum:
             limit = 0.0 if call.public_weights else self._parts.protection.max_weight
             earlier = next((self._taken[client][2] for client in cohort if client in self._taken), None)
             models = self._listed(call, cohort, like)
-            terms[label] = self._sums.terms(slot, cohort, models, asked.layout.size, limit, following, spread, earlier)
+            terms[label] = self._sums.terms(
+                slot, cohort, models, asked.layout.size, limit, following, spread, earlier, noised=noise is not None
+            )
             if noise is not None and noise.noise.room(noise.length) > terms[label].levels:
                 raise InputError(
                     f"protection.secagg_bits = {terms[label].bits}: a sum of {len(cohort)} clients leaves each {terms[label].levels} "

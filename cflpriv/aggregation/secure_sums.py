@@ -60,12 +60,12 @@ class SecureSums(SumRuns[Terms]):
 
     def terms(
         self, slot: Slot, cohort: Sequence[int], models: Sequence[bytes], dimension: int, weight_limit: float, following: Slot | None,
-        spread: float = 1.0, earlier: Terms | None = None,
+        spread: float = 1.0, earlier: Terms | None = None, *, noised: bool = False,
     ) -> Terms:  # fmt: skip
         """The terms of one group's sum. `earlier`: of a sum of these clients in this round, whose quantiser and least weight stay.
 
-        A second sum over fewer clients than asked before is over exactly those. Raises `TooUnequal` for values that weigh clients too
-        differently inside themselves (`spread`).
+        A second sum over fewer clients than asked before is over exactly those. `noised` changes nothing: clients' shares of noise are part
+        of their values. Raises `TooUnequal` for values that weigh clients too differently inside themselves (`spread`).
         """
         earlier = earlier if earlier is None or len(cohort) <= len(earlier.cohort) else None
         smallest = self.smallest(len(cohort), spread, earlier, 0 if earlier is None else len(earlier.cohort))

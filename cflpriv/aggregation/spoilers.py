@@ -38,7 +38,6 @@ class SumRuns(Generic[SumTerms]):
     """What a server keeps between secure sums, of either protocol.
 
     `offenders` broke the protocol of a sum. They take no part in later sums of the session. `suspects`: one of each of these sets did.
-    `noised`: whether sums are to have noise of their own.
     `unopened`: the turns with a sum or a block that was not opened after others of its value were ruled out. `parts`: those of the groups
     that were summed in the turn `turn`.
     """
@@ -52,7 +51,6 @@ class SumRuns(Generic[SumTerms]):
     unopened: set[int] = field(default_factory=set)
     offenders: set[int] = field(default_factory=set)
     suspects: Suspects = ()
-    noised: bool = False
     turn: int = -1
     parts: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
 
