@@ -28,6 +28,7 @@ CLIENTS: dict[str, str] = {
     "used-transform": "the client has used this transform already; a transform serves one clustering epoch or one sum",
     "second-sum": "the client has contributed a value of this round or model to a sum already, and the server asks for another over other "
     "clients, with another weight or clip, or of another kind (a second run from the same initial model: take another `[run] seed`)",
+    "too-little-noise": "helpers would add less noise to a secure sum than the client insists on",
     "cohort-change": "the clients of a secure sum differ from those of the last one by too few (`protection.cohort_change`)",
     "too-unequal": "weights, or weights inside a value, could let one client dominate a secure sum",
     "no-secret": "the client does not have the clients' common secret yet; a member gives it the secret in the next round",

@@ -44,7 +44,13 @@ Answers = tuple[tuple[HelperNumber, bytes], ...]
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What a sum is over: the clients that are invited, and the fields of `one_message.make_terms`."""
+    """What a sum is over: the clients that are invited, and the fields of `one_message.make_terms`.
+
+    clusters: the blocks that clients choose from, which all weigh equally; a block of fewer than `min_cohort` clients is zeros.
+    noise: of helpers, see `one_message.HelpedTerms`. Clients insist on it by `Policy.noise`, and put a normal of
+        `shared_noise.SHARE_STEPS` on their levels (`one_message.noise`).
+    listed: helpers take no other clients in than the invited ones.
+    """
 
     cohort: tuple[int, ...]
     models: tuple[bytes, ...]
@@ -55,6 +61,9 @@ class SumPlan:
     spread: float = 1.0
     min_cohort: int = 3
     cohort_change: int = 0
+    clusters: int = 0
+    noise: int = 0
+    listed: bool = False
 
 
 class AttemptOpened(msgspec.Struct, frozen=True, array_like=True, tag=1, forbid_unknown_fields=True):

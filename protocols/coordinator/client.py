@@ -14,7 +14,7 @@ kind. Rosters as `rosters.taken` says. Reveals: its uploads, and who it is to wh
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,8 +187,8 @@ class DurableClient:
         own = msgspec.structs.replace(policy, after=self.last_slot)
         return accept(task.invite, self._identity, own, self._colluding, known)
 
-    def enter(self, task: UploadTask, policy: Policy, contribution: Contribution) -> None:
-        """Answer a task: store its upload, which `request` gives out from now on.
+    def enter(self, task: UploadTask, policy: Policy, contribution: Contribution | Sequence[Contribution]) -> None:
+        """Answer a task: store its upload, which `request` gives out from now on. `contribution`: as for `one_message.upload`.
 
         Raises:
             RemoteError: as `accepted` and `one_message.upload`. LocalError: as `one_message.upload`. OSError: it cannot be stored.
@@ -209,7 +209,7 @@ class DurableClient:
 async def take_part(
     client: DurableClient,
     exchange: Callable[[bytes], Awaitable[bytes]],
-    work: Callable[[Slot], Awaitable[tuple[Policy, Contribution] | None]],
+    work: Callable[[Slot], Awaitable[tuple[Policy, Contribution | Sequence[Contribution]] | None]],
     *,
     through: int | None = None,
     patience: float = 60.0,

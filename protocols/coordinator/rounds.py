@@ -224,13 +224,15 @@ class SumRounds:
         first = before[0] if before else None
         signed = next((done for done in before if done.closed), None)  # later attempts that ended earlier change nothing about this set
         cohort = tuple(sorted(plan.cohort if signed is None else signed.members))
+        equal = 1.0 if plan.clusters else 0.0  # weights are counts then
         terms = make_terms(
             session=self.session, slot=(number, self._next(number)), roster=roster.roster, colluding=self._colluding, announced=announced,
             clients=len(cohort), models=plan.models, dimension=plan.dimension, clip=plan.clip, bits=plan.bits,
-            levels=None if first is None else first.terms.levels, weight_limit=plan.weight_limit,
-            least_weight=None if first is None else first.terms.least_weight,
+            levels=None if first is None else first.terms.levels, weight_limit=equal or plan.weight_limit,
+            least_weight=(equal or None) if first is None else first.terms.least_weight,
             spread=plan.spread, min_cohort=plan.min_cohort if signed is None else len(cohort),
-            effective=plan.min_cohort, cohort_change=plan.cohort_change,
+            effective=plan.min_cohort, cohort_change=plan.cohort_change, clusters=plan.clusters, noise=plan.noise,
+            cohort=cohort if plan.listed else (),
         )  # fmt: skip
         self._given_up.discard((number, label))
         opened = AttemptOpened(label, len(before), terms, tuple(sorted(announced.items())), roster, cohort, closes)

@@ -59,7 +59,7 @@ def accept(data: bytes, identity: Identity, policy: Policy, colluding: int, rost
 
     Raises:
         RemoteError: "malformed", "wrong-context", "wrong-slot", "wrong-roster", "not-invited", "unlisted-model", "minimum-too-low",
-        "cohort-change", "too-unequal", "bad-terms" or "bad-signature". LocalError: "not-on-roster".
+        "cohort-change", "too-little-noise", "too-unequal", "bad-terms" or "bad-signature". LocalError: "not-on-roster".
     """
     check_own("roster", roster, Roster)
     check_roster(identity, policy, roster)
@@ -79,6 +79,8 @@ def accept(data: bytes, identity: Identity, policy: Policy, colluding: int, rost
         raise RemoteError("minimum-too-low")
     if terms.cohort_change < policy.cohort_change:
         raise RemoteError("cohort-change")
+    if terms.noise < policy.noise:
+        raise RemoteError("too-little-noise")
     _check_sizes(terms, policy, colluding, roster)
     equal = terms.least_weight == terms.weight_limit
     if not equal or policy.spread > 1:

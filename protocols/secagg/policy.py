@@ -48,6 +48,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     most_error: the most that rounding may add to the client's values, as a share of their length; infinite where an answer must not depend
         on the values. Levels are not rounded.
     cohort_change: of two successive sums so many clients leave, and so many come, or none; 0 for any number.
+    noise: the least noise of helpers, in levels; only sums in one message have any.
 
     Raises:
         ValueError: naming the field that no terms can meet.
@@ -70,6 +71,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     form: bytes = b""
     cohort_change: int = 0
     most_error: float = 0.1
+    noise: int = 0
 
     def __post_init__(self) -> None:
         for name, value, size in (("session", self.session, 16), ("model", self.model, 32)):

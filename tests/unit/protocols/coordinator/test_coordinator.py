@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,61 @@ def test_rounds_and_groups_and_the_same_result_after_a_restart(tmp_path: Path) -
     federation.close()
     _run(second())
     federation.close()
+
+
+def _sum_of(folder: Path, plan: SumPlan, work: Callable[[int], Callable[[Any], Coroutine[Any, Any, Any]]]) -> Any:
+    """The sum of a plan, which a second coordinator of the folder returns again."""
+    federation, sums = Federation(folder), list[Any]()
+
+    async def part(server: Coordinator, number: int) -> None:
+        client = federation.client(number)
+        try:
+            await take_part(client, server.receive, work(number), through=0)
+        finally:
+            client.close()
+
+    async def play() -> None:
+        async with federation.start() as server:
+            clients = [asyncio.create_task(part(server, number)) for number in plan.cohort]
+            sums.append(await server.sum(0, plan))
+            await asyncio.gather(*clients)
+        async with federation.start() as server:
+            sums.append(await server.sum(0, plan))
+
+    try:
+        _run(play())
+    finally:
+        federation.close()
+    assert sums[0].levels.tolist() == sums[1].levels.tolist()
+    return sums[0]
+
+
+def test_a_plan_has_blocks_that_clients_choose_from(tmp_path: Path) -> None:
+    def work(number: int) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        async def chosen(slot: Any) -> Any:
+            blocks = (0,) if number < 3 else (1,)
+            return Policy(SESSION, "active", MODEL, names=(0,)), [Contribution(levels(number, 0), 1.0, block, True) for block in blocks]
+
+        return chosen
+
+    total = _sum_of(tmp_path, replace(PLAN, clusters=2), work)
+    assert total.block(0).tolist() == expected(range(3), 0)
+    assert [total.weight(block) for block in (0, 1)] == [3, 1]
+    assert total.block(1).tolist() == [0] * DIMENSION, "a block of one client stays closed"
+
+
+def test_a_plan_has_noise_that_clients_insist_on_and_a_list_of_clients(tmp_path: Path) -> None:
+    def work(number: int) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+        async def drawn(slot: Any) -> Any:
+            return Policy(SESSION, "active", MODEL, names=(0,), noise=24), Contribution(levels(number, 0), is_levels=True)
+
+        return drawn
+
+    plan = replace(PLAN, noise=24, listed=True)
+    total = _sum_of(tmp_path / "noised", plan, work)
+    far = np.abs(total.block() - np.array(expected(range(4), 0)))
+    assert 0 < far.max() <= 4 * 13 * 24, "all three draws of four sums of noise are 0 with a probability below 1e-5"
+    assert m.names(total.terms.cohort) == PLAN.cohort
 
 
 def test_a_coordinator_that_is_stopped_at_any_time_goes_on(tmp_path: Path) -> None:
@@ -549,6 +604,8 @@ def test_a_client_refuses_what_its_policy_and_record_refuse(tmp_path: Path) -> N
             contribution = Contribution(np.zeros(DIMENSION))
             with pytest.raises(RemoteError, match="minimum-too-low"):
                 client.enter(given, Policy(SESSION, "active", MODEL, min_cohort=4), contribution)
+            with pytest.raises(RemoteError, match="too-little-noise"):
+                client.enter(given, Policy(SESSION, "active", MODEL, noise=24), contribution)
             with pytest.raises(RemoteError, match="unlisted-model"):
                 client.enter(given, Policy(SESSION, "active", bytes(31) + b"x"), contribution)
             client.skip(given)
