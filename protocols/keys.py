@@ -12,7 +12,7 @@ honest as whoever made it: it is what keeps sybils out. Source: RFC 7748 (X25519
 """
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -139,7 +139,15 @@ class Identity:
 
     def public(self) -> bytes:
         """The Ed25519 public key (32 bytes) that belongs on the roster."""
-        return Ed25519PrivateKey.from_private_bytes(self.signing_seed).public_key().public_bytes_raw()
+        return self._public
+
+    @cached_property
+    def _signing(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.signing_seed)
+
+    @cached_property
+    def _public(self) -> bytes:
+        return self._signing.public_key().public_bytes_raw()
 
 
 @dataclass(frozen=True)
@@ -165,25 +173,21 @@ class Roster:
         """The keys of all holders, in order."""
         return (self.holder, *self.others) if self.holder or self.others else ()
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """32 bytes that name this roster."""
-        return _roster_digest(self.keys, self.holder, self.others)
-
-
-@lru_cache(maxsize=8)
-def _roster_digest(keys: tuple[bytes, ...], holder: bytes, others: tuple[bytes, ...]) -> bytes:
-    if others:
-        return sha256(frame("cflpriv roster v1 with holders", len(keys).to_bytes(8, "big"), *keys, holder, *others)).digest()
-    if holder:
-        return sha256(frame("cflpriv roster v1 with a key holder", holder, *keys)).digest()
-    return sha256(frame("cflpriv roster v1", *keys)).digest()
+        keys, holder, others = self.keys, self.holder, self.others
+        if others:
+            return sha256(frame("cflpriv roster v1 with holders", len(keys).to_bytes(8, "big"), *keys, holder, *others)).digest()
+        if holder:
+            return sha256(frame("cflpriv roster v1 with a key holder", holder, *keys)).digest()
+        return sha256(frame("cflpriv roster v1", *keys)).digest()
 
 
 def sign(identity: Identity, label: str, *parts: bytes) -> bytes:
     """An Ed25519 signature (64 bytes) over frame(label, *parts). Raises `TypeError` for an identity of another copy of this folder."""
     check_own("identity", identity, Identity)
-    return Ed25519PrivateKey.from_private_bytes(identity.signing_seed).sign(frame(label, *parts))
+    return identity._signing.sign(frame(label, *parts))
 
 
 def verify(roster: Roster, client: int, signature: bytes, label: str, *parts: bytes) -> None:

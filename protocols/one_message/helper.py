@@ -130,6 +130,7 @@ class Helper:
             raise LocalError("not-on-roster")
         self.number = roster.holders.index(identity.public())
         self._identity, self._roster, self._policy, self._store, self._entropy = identity, roster, policy, store, entropy
+        self._batches: dict[str, tuple[bytes, _Batch]] = {}  # what the store has, decoded once; erased with it
 
     def __repr__(self) -> str:
         return f"Helper({self.number})"
@@ -152,6 +153,7 @@ class Helper:
         fresh = _Key(number, seed, m.encode(signed))
         for name in [name for name in self._store if name.startswith("uploads/")]:
             del self._store[name]  # first: who is killed here erases the rest when asked again
+        self._batches.clear()
         self._store["key"] = codec.encode(fresh)
         return fresh.announcement
 
@@ -214,10 +216,13 @@ class Helper:
     def _uploads(self, agreed: bytes) -> tuple[dict[int, _Kept], str]:
         """What is kept of uploads under these terms, and the name of the next batch."""
         kept, count = dict[int, _Kept](), 0
-        while (data := self._store.get(f"uploads/{agreed.hex()}/{count}")) is not None:
-            kept |= {upload.client: upload for upload in codec.decode(data, _Batch, STORED_BYTES).kept}
+        while (data := self._store.get(name := f"uploads/{agreed.hex()}/{count}")) is not None:
+            known = self._batches.get(name)
+            if known is None or known[0] != data:
+                known = self._batches[name] = data, codec.decode(data, _Batch, STORED_BYTES)
+            kept |= {upload.client: upload for upload in known[1].kept}
             count += 1
-        return kept, f"uploads/{agreed.hex()}/{count}"
+        return kept, name
 
     def _deliver(self, message: m.UploadDelivery) -> m.UploadsRead:
         terms, agreed = message.terms, context(message.terms)

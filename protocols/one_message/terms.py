@@ -7,6 +7,7 @@ everything that was agreed in public; keys, boxes, seeds and signatures are boun
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from itertools import combinations, pairwise
 from math import comb
@@ -112,6 +113,7 @@ def most_failing(helpers: int, colluding: int) -> int:
     return helpers - quorum(helpers, colluding)
 
 
+@lru_cache(maxsize=16)
 def seed_sets(helpers: int, colluding: int) -> tuple[tuple[int, ...], ...]:
     """The sets of `colluding` helpers, in order. There is one seed for each, which its members do not get."""
     return tuple(combinations(range(helpers), colluding))
@@ -119,7 +121,12 @@ def seed_sets(helpers: int, colluding: int) -> tuple[tuple[int, ...], ...]:
 
 def held(terms: HelpedTerms, helper: int) -> tuple[int, ...]:
     """The numbers of the seeds that a helper gets: of the sets without it."""
-    return tuple(number for number, members in enumerate(seed_sets(terms.helpers, terms.colluding)) if helper not in members)
+    return _held(terms.helpers, terms.colluding, helper)
+
+
+@lru_cache(maxsize=64)
+def _held(helpers: int, colluding: int, helper: int) -> tuple[int, ...]:
+    return tuple(number for number, members in enumerate(seed_sets(helpers, colluding)) if helper not in members)
 
 
 def context(terms: HelpedTerms) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from cflpriv.protocols.errors import HelpersFailed, RemoteError, SumFailed, TooFewClients
 from cflpriv.protocols.one_message import Contribution, HelpedServer, HelpedTerms, Helper, SumRecord, agreeable, most_failing, simulate
 from cflpriv.protocols.one_message.server import plan
-from cflpriv.protocols.one_message.terms import held, seed_sets
+from cflpriv.protocols.one_message.terms import context, held, seed_sets
 
 from .scene import Scene, levels, wrong
 
@@ -174,3 +174,22 @@ def test_a_record_of_sums_serves_both_protocols() -> None:
     with pytest.raises(RemoteError, match="second-sum"):
         scene.upload(0, scene.server(scene.terms(announced, slot=(1, 2), clip=0.5), announced), again)
     assert agreeable(server.terms).mode == "active"
+
+
+def test_what_a_helper_keeps_of_uploads_is_that_of_its_store_and_is_erased_with_the_key() -> None:
+    scene = Scene()
+    announced = scene.announced()
+    terms = scene.terms(announced)
+    server = scene.server(terms, announced)
+    helpers = scene.all()
+    for client in range(2):
+        server.receive(client, scene.upload(client, server))
+        server.delivered({number: helpers[number].receive(message) for number, message in server.deliver().items()})
+    helper = helpers[0]
+    kept, _ = helper._uploads(context(terms))
+    assert sorted(kept) == [0, 1]
+    del scene.stores[0][f"uploads/{context(terms).hex()}/1"]
+    assert sorted(helper._uploads(context(terms))[0]) == [0]
+    helper.announcement(terms.round + 1)
+    assert not helper._batches
+    assert not helper._uploads(context(terms))[0]
