@@ -166,7 +166,8 @@ class HelpedServer:
             raise MalformedMessage
         if self._invited and client not in self._invited:
             raise RemoteError("not-invited", client)
-        known = (self._waiting, self._sent, self._members, self.refused)  # no client is in two of these
+        # No client is in two of these.
+        known: tuple[Mapping[int, object], ...] = (self._waiting, self._sent, self._members, self.refused)
         if any(client in some for some in known):
             raise RemoteError("second-message", client)
         if sum(map(len, known)) >= self.terms.maximum:
