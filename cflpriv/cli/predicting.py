@@ -1,5 +1,6 @@
 """The command that applies a trained model to new rows of a table: `predict`."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,7 @@ def predict(
             predictions = _by_client(model, table, column, data_dir, trust)
         else:
             exported = exported_model(model, data_dir, cluster=cluster, client=client, trust=trust)
+            warn_of_untrained(model, [exported.name])
             predictions = predicted(table_pipeline(exported, model), exported.state, table, own)
     if predictions.clipped:
         ERR.print(
@@ -73,8 +75,26 @@ def _by_client(folder: Path, table: Any, column: str, data_dir: Path | None, tru
 
     clients = table.names("client_column", column)
     models = models_of_clients(folder, dict.fromkeys(clients), data_dir, trust=trust)
+    warn_of_untrained(folder, {exported.name for exported in models.values()})
     parts = []
     for name, exported in models.items():
         rows = [row for row, client in enumerate(clients) if client == name]
         parts.append(predicted(table_pipeline(exported, folder), exported.state, table.only(rows)))
     return joined(parts)
+
+
+def warn_of_untrained(folder: Path, names: Collection[str]) -> None:
+    """Print what the run in `folder` recorded of the clusters among `names` that its last rounds did not train.
+
+    Raises `InputError` for a summary that is damaged.
+    """
+    from ..protocols.bounded_files import parse_json, read_text
+
+    file = folder / "summary.json"
+    try:
+        lines = parse_json(read_text(file))["warnings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: cannot be read ({error})") from None
+    for line in lines:
+        if line.partition(" (")[0] in names:
+            ERR.print(f"cflpriv: warning: {folder}: {line}", markup=False)

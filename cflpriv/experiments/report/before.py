@@ -18,7 +18,7 @@ from .leak_answers import leaks_in
 from .run_files import RunFiles
 from .run_names import adversary_words
 
-__all__ = ["Step", "advising", "auditing", "before_relying", "place_of", "repeating"]
+__all__ = ["Step", "advising", "auditing", "before_relying", "place_in", "place_of", "repeating"]
 
 MOST_STEPS = 3
 FEWEST_SEEDS = 3
@@ -37,13 +37,17 @@ def place_of(folder: Path) -> str:
     return readable(str(folder if not folder.is_absolute() and folder != Path(".") else folder.resolve().name))
 
 
+def place_in(folder: Path, run: RunFiles) -> str:
+    """Where a run of a report's folder is, as the folder was named."""
+    return place_of(folder) if run.folder == folder else f"{place_of(folder)}/{run.name}"
+
+
 def before_relying(folder: Path, runs: Sequence[RunFiles], four: Sequence[Answer]) -> list[Step]:
     """The first steps that the runs of a folder and the answers of the first screen call for."""
     subject = subject_of(runs)
 
     def at(run: RunFiles) -> str:
-        place = place_of(folder)
-        return place if run.folder == folder else f"{place}/{run.name}"
+        return place_in(folder, run)
 
     found = [step(subject, runs, four, at) for step in (_changed, _interrupted, _useless, _leaking, _untested, _alone, _seeds)]
     return [step for step in found if step is not None][:MOST_STEPS]

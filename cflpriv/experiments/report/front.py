@@ -290,8 +290,17 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def headline(points: Mapping[Attack, Sequence[FrontPoint]]) -> Attack | None:
-    """The figure with most validated settings, among equals that with most settings, then the first; None if there is none."""
-    return max(points, key=lambda key: (sum(point.validated for point in points[key]), len(points[key])), default=None)
+    """The figure that the page begins with; None if there is none.
+
+    Figures that leak somewhere and are validated for two settings or more come first, since others compare nothing. Among equals that with
+    most validated settings, then that with most settings, then the first.
+    """
+
+    def rank(key: Attack) -> tuple[bool, int, int]:
+        valid = [point for point in points[key] if point.validated]
+        return len(valid) > 1 and any(point.leaks for point in valid), len(valid), len(points[key])
+
+    return max(points, key=rank, default=None)
 
 
 def utility_of(points: Iterable[FrontPoint]) -> str:

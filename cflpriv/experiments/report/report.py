@@ -28,7 +28,7 @@ from . import pictures, tested_pictures
 from .answers import answers, cost_words, doubted, in_short, subject_of
 from .audit_report import leakage
 from .audit_words import ACTIVE_STATUS
-from .before import advising, auditing, before_relying, place_of, repeating
+from .before import advising, auditing, before_relying, place_in, place_of, repeating
 from .foreign_report import FOREIGN, write_foreign_report
 from .page import templates
 from .privacy_report import privacy_section
@@ -71,7 +71,7 @@ def write_report(folder: Path) -> Path:
         "title": title(runs), "runs": runs, "total": len(everything), "place": place_of(folder), "subject": subject,
         "answers": doubted(four, runs), "in_short": in_short(runs, four),
         "steps": before_relying(folder, runs, four), "again": _again(folder, subject, everything),
-        "auditing": auditing, "meta": _meta(everything, subject),
+        "auditing": auditing, "where": partial(place_in, folder), "meta": _meta(everything, subject),
         "unfinished": unfinished, "unverified": _unverified(everything), "unchecked": _unchecked(everything),
         "unpoliced": [run.label for run in everything if run.summary.get("release_policy") == "off"],
         **_detailed(runs, subject),

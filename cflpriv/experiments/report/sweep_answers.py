@@ -168,7 +168,10 @@ def _leaks(results: Sequence[Result], first: Attack | None) -> Answer:
     question = "What leaks, and to whom?"
     if first is None:
         return Answer(question, "open", "Not tested", "No run was attacked, so nothing is known of what leaks.")
-    points = attack_points(results)[first]
+    figures = attack_points(results)
+    if not any(point.leaks for point in figures[first]):
+        first = max(figures, key=lambda key: (sum(point.leaks for point in figures[key]), key == first))
+    points = figures[first]
     valid = [point for point in points if point.validated]
     total = len(by_setting(results))
     if not valid:
@@ -179,7 +182,7 @@ def _leaks(results: Sequence[Result], first: Attack | None) -> Answer:
     small = joined([known, "Other attacks may find more."])
     if not leaking:
         return Answer(question, "open", "No leak seen yet", f"By {attack_words(first)}: none in {_which(calm, results)}.", small)
-    unseen = f" Not seen in {_which(calm, results)}." if calm else ""
+    unseen = f" Not shown in {_which(calm, results)}." if calm else ""
     words = f"By {attack_words(first)}: {_which(leaking, results)}.{unseen}"
     return Answer(question, "bad", f"Leaks in {len(leaking)} of {total}", words, small)
 

@@ -1,6 +1,7 @@
 """The command line: what it says of itself, of mistakes and of runs."""
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from command_line import in_process
 
 import cflpriv
 from cflpriv import cli
+from cflpriv.cli.predicting import warn_of_untrained
 from cflpriv.console import defaults_text, row_text, summary_text
 from cflpriv.errors import InputError
 from cflpriv.experiments import Config
@@ -160,3 +162,13 @@ def test_a_run_can_be_resumed_and_audited_on_another_device(
 
     monkeypatch.setattr("cflpriv.attacks.audit.recorded_scene", stop)
     assert "the device is cuda" in failing(monkeypatch, capsys, "audit", run, "--budget", "quick", "--device", "cuda")[1]
+
+
+def test_predictions_warn_of_a_cluster_that_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["cluster 1 (2 clients): no sum in the last 5 of 5 rounds; its model was never trained", "cluster 11 (1 client): no sum"]
+    (tmp_path / "summary.json").write_text(json.dumps({"warnings": [*lines, "another"]}))
+    warn_of_untrained(tmp_path, {"cluster 1", "shared model"})
+    assert words_of(capsys.readouterr().err).endswith(lines[0])
+    (tmp_path / "summary.json").write_text("[]")
+    with pytest.raises(InputError, match=r"summary\.json"):
+        warn_of_untrained(tmp_path, {"cluster 1"})

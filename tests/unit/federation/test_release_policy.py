@@ -304,7 +304,7 @@ def test_a_server_chooses_no_weights_but_only_whether_they_are_equal(
             patch.setattr("cflpriv.protocols.secagg.messages.check_terms", lambda agreed: None)
             return server(sums, agreed)
 
-    sums.terms = lambda *given: msgspec.structs.replace(terms(sums, *given), **change)
+    sums.terms = lambda *given, **named: msgspec.structs.replace(terms(sums, *given, **named), **change)
     sums._server = without_checks
     if code:
         with pytest.raises(TooFewClients):

@@ -160,7 +160,7 @@ def test_leaks_are_counted_by_setting_and_the_rest_is_not_called_safe() -> None:
     ]
     words, short = answered(found)
     assert (
-        "Leaks in 2 of 4. By label inference by the server (L1 of label histogram): settings 1 and 3. Not seen in settings 2 and 4."
+        "Leaks in 2 of 4. By label inference by the server (L1 of label histogram): settings 1 and 3. Not shown in settings 2 and 4."
         in words
     )
     assert "On the front by label inference" in short
@@ -195,3 +195,24 @@ def test_a_long_warning_is_cut_between_clauses_and_nothing_of_it_is_lost(words: 
     assert text.endswith(rest)
     assert len(text) - len(head) - len(rest) <= 2 or not set(text[len(head) : len(text) - len(rest)]) - set(" :;.")
     assert rest == "" or len(text) > LONGEST_SHOWN
+
+
+def test_the_page_begins_with_a_figure_that_tells_settings_apart() -> None:
+    calm = label_figure("at_baseline")
+    found = [
+        replace(one, audit=[calm, label_figure("leaks" if one.cell.setting.protection == "none" else "at_baseline", attack="membership")])
+        for one in results(EQUAL)
+    ]
+    first = headline(attack_points(found))
+    assert first is not None
+    assert first[0] == "membership"
+    single = [
+        replace(one, audit=[calm, *([label_figure("leaks", attack="membership")] if one.cell.name == found[0].cell.name else [])])
+        for one in results(EQUAL)
+    ]
+    first = headline(attack_points(single))
+    assert first is not None
+    assert first[0] == "label_inference"
+    card = sweep_answers(single, first)[2]
+    assert (card.tone, card.verdict) == ("bad", "Leaks in 1 of 4")
+    assert card.text.startswith("By membership")
