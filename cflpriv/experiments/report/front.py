@@ -292,13 +292,14 @@ def front_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 def headline(points: Mapping[Attack, Sequence[FrontPoint]]) -> Attack | None:
     """The figure that the page begins with; None if there is none.
 
-    Figures that leak somewhere and are validated for two settings or more come first, since others compare nothing. Among equals that with
-    most validated settings, then that with most settings, then the first.
+    That which tells most pairs of settings apart: one leaks, the other does not, and the figure is validated for both. Among equals one
+    that leaks somewhere, then that with most validated settings, then with most settings, then the first.
     """
 
-    def rank(key: Attack) -> tuple[bool, int, int]:
+    def rank(key: Attack) -> tuple[int, bool, int, int]:
         valid = [point for point in points[key] if point.validated]
-        return len(valid) > 1 and any(point.leaks for point in valid), len(valid), len(points[key])
+        leaking = sum(point.leaks for point in valid)
+        return leaking * (len(valid) - leaking), leaking > 0, len(valid), len(points[key])
 
     return max(points, key=rank, default=None)
 
