@@ -166,9 +166,9 @@ def test_a_run_can_be_resumed_and_audited_on_another_device(
 
 def test_predictions_warn_of_a_cluster_that_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["cluster 1 (2 clients): no sum in the last 5 of 5 rounds; its model was never trained", "cluster 11 (1 client): no sum"]
-    (tmp_path / "summary.json").write_text(json.dumps({"warnings": [*lines, "another"]}))
+    (tmp_path / "summary.json").write_text(json.dumps({"warnings": [*lines, "another"]}), "utf-8")
     warn_of_untrained(tmp_path, {"cluster 1", "shared model"})
     assert words_of(capsys.readouterr().err).endswith(lines[0])
-    (tmp_path / "summary.json").write_text("[]")
+    (tmp_path / "summary.json").write_text("[]", "utf-8")
     with pytest.raises(InputError, match=r"summary\.json"):
         warn_of_untrained(tmp_path, {"cluster 1"})
