@@ -29,8 +29,8 @@ def equal_values_pass(values: int, most: int, projections: int = PROJECTIONS) ->
 
     A sum of m coins is a binomial of 2m fair coins, less m.
     """
-    one = sum(comb(2 * values, values + place) for place in range(-min(values, most), min(values, most) + 1)) / 4**values
-    return float(one**projections)
+    passing = sum(comb(2 * values, values + place) for place in range(-min(values, most), min(values, most) + 1)) / 4**values
+    return float(passing**projections)
 
 
 def bound(projections: int = PROJECTIONS) -> float:

@@ -168,23 +168,22 @@ def _leaks(results: Sequence[Result], first: Attack | None) -> Answer:
     question = "What leaks, and to whom?"
     if first is None:
         return Answer(question, "open", "Not tested", "No run was attacked, so nothing is known of what leaks.")
-    figures = attack_points(results)
-    if not any(point.leaks for point in figures[first]):
-        first = max(figures, key=lambda key: (sum(point.leaks for point in figures[key]), key == first))
-    points = figures[first]
-    valid = [point for point in points if point.validated]
+    figures = {key: [point for point in points if point.validated] for key, points in attack_points(results).items()}
+    leaking = {key: [point.setting for point in points if point.leaks] for key, points in figures.items()}
+    if not leaking[first]:
+        first = max(figures, key=lambda key: (len(leaking[key]), key == first))
     total = len(by_setting(results))
-    if not valid:
+    if not figures[first]:
         return Answer(question, "open", "Not known", why_not_validated(results, first), f"Asked: {attack_words(first)}.")
-    leaking = [point.setting for point in valid if point.leaks]
-    calm = [point.setting for point in valid if not point.leaks]
-    known = f"Nothing is known of {total - len(valid)} of {counted(total, 'setting')}." if total > len(valid) else ""
+    calm = [point.setting for point in figures[first] if not point.leaks]
+    unknown = total - len(figures[first])
+    known = f"Nothing is known of {unknown} of {counted(total, 'setting')}." if unknown else ""
     small = joined([known, "Other attacks may find more."])
-    if not leaking:
+    if not leaking[first]:
         return Answer(question, "open", "No leak seen yet", f"By {attack_words(first)}: none in {_which(calm, results)}.", small)
     unseen = f" Not shown in {_which(calm, results)}." if calm else ""
-    words = f"By {attack_words(first)}: {_which(leaking, results)}.{unseen}"
-    return Answer(question, "bad", f"Leaks in {len(leaking)} of {total}", words, small)
+    words = f"By {attack_words(first)}: {_which(leaking[first], results)}.{unseen}"
+    return Answer(question, "bad", f"Leaks in {len(leaking[first])} of {total}", words, small)
 
 
 def why_not_validated(results: Sequence[Result], attack: Attack) -> str:

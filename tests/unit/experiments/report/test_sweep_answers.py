@@ -200,22 +200,35 @@ def test_a_long_warning_is_cut_between_clauses_and_nothing_of_it_is_lost(words: 
 def test_the_page_begins_with_a_figure_that_tells_settings_apart() -> None:
     calm = label_figure("at_baseline")
     found = [
-        replace(one, audit=[calm, label_figure("leaks" if one.cell.setting.protection == "none" else "at_baseline", attack="membership")])
-        for one in results(EQUAL)
+        replace(
+            result, audit=[calm, label_figure("leaks" if result.cell.setting.protection == "none" else "at_baseline", attack="membership")]
+        )
+        for result in results(EQUAL)
     ]
     first = headline(attack_points(found))
     assert first is not None
     assert first[0] == "membership"
-    everywhere = [replace(one, audit=[label_figure("leaks"), *one.audit[1:]]) for one in found]
+    everywhere = [replace(result, audit=[label_figure("leaks"), *result.audit[1:]]) for result in found]
     assert headline(attack_points(everywhere)) == first
     single = [
-        replace(one, audit=[calm, *([label_figure("leaks", attack="membership")] if one.cell.name == found[0].cell.name else [])])
-        for one in results(EQUAL)
+        replace(result, audit=[calm, *([label_figure("leaks", attack="membership")] if result.cell.name == found[0].cell.name else [])])
+        for result in results(EQUAL)
     ]
     assert headline(attack_points(single)) == first
     card = sweep_answers(single, (*label_key(), 0))[2]
     assert (card.tone, card.verdict) == ("bad", "Leaks in 1 of 4")
     assert card.text.startswith("By membership")
+    doubtful = [
+        replace(
+            result,
+            audit=[
+                *result.audit,
+                *([label_figure("leaks", attack="labels")] if result.cell.seed == 0 else [label_figure(attack="labels")]),
+            ],
+        )
+        for result in single
+    ]
+    assert sweep_answers(doubtful, (*label_key(), 0))[2] == card, "a figure that is not validated names no leak"
 
 
 def label_key() -> tuple[str, str, str]:
