@@ -27,13 +27,14 @@ __all__ = [
 class Remedy:
     """A remedy in words, and what it sets, as `--set` takes it.
 
-    One of the keys that it `needs` must be new: the others alone help nobody. It helps under the algorithms in `only`; none: under all.
+    One of the keys that it `needs` must be new: the others alone help nobody. It helps where a task of the algorithm
+    gives `part`; none named: everywhere.
     """
 
     words: str
     changes: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    part: str = ""
 
 
 _SUMS = Remedy(
@@ -48,7 +49,7 @@ _OBLIVIOUS = Remedy(
 _ENCRYPTED = Remedy("encrypted comparison that releases labels only", ('protection.gram=["ckks"]',))
 _TRANSFORMED = Remedy("comparison under a shared rotation, as long as no client helps the server", ('protection.gram=["haar"]',))
 _STEADY = Remedy("cohorts that do not change", ('training.sampling="fixed_cohorts"',))
-_EQUAL_STEPS = Remedy("as many steps for every client, of all samples at once", ("training.batch_size=0",), only=("scaffold",))
+_EQUAL_STEPS = Remedy("as many steps for every client, of all samples at once", ("training.batch_size=0",), part="control")
 _SAMPLE = Remedy(
     "privacy noise for single samples",
     ('privacy.unit="sample"', "privacy.epsilon=8.0", "privacy.delta=1e-5", "privacy.samples=SAMPLES", 'training.weights="equal"'),
@@ -125,7 +126,7 @@ def changed_config(path: Path, remedy: Remedy, config: Config, population: Popul
     """The configuration in a file with a remedy; None where it is refused, or is as the run was."""
     if config.privacy.unit != "none" and any(change.startswith("privacy.unit") for change in remedy.changes):
         return None  # a budget of its own, which may be larger
-    if remedy.only and config.spec.name not in remedy.only:
+    if remedy.part and not any(remedy.part in getattr(task, "gives", {}) for task in config.spec.tasks):
         return None
     samples = min(client.samples for client in population.clients)
     changes = [
