@@ -87,19 +87,22 @@ def test_one_model_is_not_trained_twice(tmp_path: Path) -> None:
     assert summary["advice"]["client_epochs"] <= 3
 
 
-def test_under_privacy_nothing_is_scored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", ["client", "sample"])
+def test_under_privacy_nothing_is_scored(unit: str, tmp_path: Path) -> None:
     config = config_of(
         algorithm={"name": "fedavg"},
         training={"rounds": 1},
-        privacy={"unit": "client", "epsilon": 50.0, "delta": 1e-3},
+        privacy={"unit": unit, "epsilon": 50.0, "delta": 1e-3} | ({"samples": 60} if unit == "sample" else {}),
         model={"hidden": 5},
     )
     assert config.data.held_out == "none"
     advice = run_experiment(config, tmp_path / "run")["advice"]
     assert (advice["decided"], advice["advice"], advice["numbers_in_sums"]) == (False, LOCAL, 0)
-    charged = json.loads((tmp_path / "run" / "ledger.json").read_text(encoding="utf-8"))["charges"]
-    assert len(charged) == 1  # the sum of the one round
-    assert advice_lines(advice)[0].startswith("what to deploy: cannot tell (under privacy.unit = 'client'")
+    folder = tmp_path / "run"
+    assert max(message.round for message in read_transcript(folder / "transcript")) == 0  # nothing leaves after the one round
+    charged = json.loads((folder / "ledger.json").read_text(encoding="utf-8"))["charges"]
+    assert unit == "sample" or len(charged) == 1  # the sum of the one round
+    assert advice_lines(advice)[0].startswith(f"what to deploy: cannot tell (under privacy.unit = '{unit}'")
 
 
 @pytest.mark.parametrize(
