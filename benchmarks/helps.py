@@ -1,6 +1,11 @@
 """When clustering helps: accuracy of clustered methods beside one shared model and beside random clusters of the same sizes.
 
     python -m benchmarks helps [--out FILE.csv] [--data-dir DIR] [--data usps] [--seeds 3] [--methods "crossfit;ocfl"]
+    python -m benchmarks helps --data wisdm --methods all
+
+A data set with real clients (`data.real_clients`) has the kind "real clients": its own clients and test rows. Seeds draw the training then,
+not the data. `all`: every algorithm with its defaults; `oracle` where the true groups are known. The controls are `local` and the column
+`shuffled`.
 
 Every cell (kind of difference, seed, method) is one line of a CSV file, written when it is done. What is there is not run again.
 
@@ -25,6 +30,7 @@ from cflpriv.algorithms import ALGORITHMS
 from cflpriv.algorithms.interface import Algorithm
 from cflpriv.clustering.scores import ari
 from cflpriv.contract.transcript import Transcript
+from cflpriv.data.real_clients import REAL_CLIENTS
 from cflpriv.errors import InputError
 from cflpriv.experiments.run.measure import chosen, local_scores, served_accuracy, served_results
 from cflpriv.types import Array, Population
@@ -33,7 +39,7 @@ from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, add, after_rounds, mlp, 
 
 __all__ = ["main", "verdict"]
 
-CHOSEN = ("rotations", "label sets", "swaps", "one group")
+CHOSEN, REAL = ("rotations", "label sets", "swaps", "one group"), "real clients"
 CLIENTS, SAMPLES, TEST_SAMPLES, ROUNDS = 40, 100, 40, 15
 FIELDS = ("data", "kind", "seed", "method", "clusters", "ari", "accuracy", "local", "shuffled", "answer", "seconds")
 LEAST = 1.0
@@ -41,6 +47,8 @@ LEAST = 1.0
 
 
 def people_of(data: str, kind: str, seed: int, directory: str | None) -> Population:
+    if kind == REAL:
+        return build_population(DataSpec(source=data, partition="given", clients=0, seed=seed), directory)
     keys = KINDS[kind](CLASSES.get(data, 10))
     spec = DataSpec(
         source=data, clients=CLIENTS, samples_per_client=SAMPLES, test_samples_per_client=TEST_SAMPLES, seed=seed, **keys
@@ -65,19 +73,30 @@ def cell(data: str, kind: str, seed: int, method: str, people: Population) -> di
     """One line of the table. `shuffled`: the accuracy with the method's clusters dealt to random clients, before the first round."""
     began = time.process_time()
     train = Train(mlp(people), epochs=2, batch_size=25, lr=0.1)
+    known = {client.id: group for client, group in zip(people.clients, people.groups, strict=True)}
+    keys = {"groups": known} if method == "oracle" else {}
     with threadpool_limits(1):
-        accuracy, local, labels, answer = trained(people, ALGORITHMS[method].make(train, seed=seed), seed)
+        accuracy, local, labels, answer = trained(people, ALGORITHMS[method].make(train, seed=seed, **keys), seed)
         shuffled: float | str = ""
         if len(set(labels)) > 1:
             dealt = np.random.default_rng(seed).permutation(labels)
             groups = dict(zip((client.id for client in people.clients), (int(label) for label in dealt), strict=True))
             shuffled = round(trained(people, ALGORITHMS["oracle"].make(train, groups=groups, seed=seed), seed)[0], 2)
     truth = [0] * CLIENTS if kind in WITHOUT_GROUPS else people.groups
+    agreement = "" if kind == REAL and not people.groups_known else round(ari(truth, labels), 4)
     return {
-        "data": data, "kind": kind, "seed": seed, "method": method, "clusters": len(set(labels)), "ari": round(ari(truth, labels), 4),
+        "data": data, "kind": kind, "seed": seed, "method": method, "clusters": len(set(labels)), "ari": agreement,
         "accuracy": round(accuracy, 2), "local": round(local, 2), "shuffled": shuffled, "answer": answer,
         "seconds": round(time.process_time() - began, 2),
     }  # fmt: skip
+
+
+def methods_for(asked: str, people: Population) -> list[str]:
+    """FedAvg and the methods asked for; "all" stands for every algorithm that the clients allow."""
+    if asked != "all":
+        return ["fedavg", *asked.split(";")]
+    left_out = {"fedavg", "shuffled", *(() if people.groups_known else ("oracle",))}
+    return ["fedavg", *(name for name in ALGORITHMS if name not in left_out)]
 
 
 def interval(differences: Array) -> tuple[float, float, float]:
@@ -128,22 +147,26 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data-dir")
     parser.add_argument("--data", default="usps")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", default="crossfit;ocfl", help="names of algorithms with ; between them; FedAvg always runs")
+    parser.add_argument("--methods", default="crossfit;ocfl", help='names of algorithms with ; between them, or "all"; FedAvg always runs')
     options = parser.parse_args(list(words))
-    methods = ["fedavg", *options.methods.split(";")]
-    if unknown := [method for method in methods if method not in ALGORITHMS]:
+    asked = [] if options.methods == "all" else options.methods.split(";")
+    if unknown := [method for method in asked if method not in ALGORITHMS]:
         parser.error(f"--methods: {unknown[0]!r} is not known; known are {', '.join(ALGORITHMS)}")
     try:
         rows = read(options.out, FIELDS)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         done = {tuple(str(row[key]) for key in FIELDS[:4]) for row in rows}
         for seed in range(options.seeds):
-            for kind in CHOSEN:
-                missing = [method for method in methods if (options.data, kind, str(seed), method) not in done]
-                people = people_of(options.data, kind, seed, options.data_dir) if missing else None
-                for method in missing:
-                    assert people is not None
-                    rows.append(cell(options.data, kind, seed, method, people))
+            for kind in (REAL,) if options.data in REAL_CLIENTS else CHOSEN:
+                people = people_of(options.data, kind, seed, options.data_dir)
+                for method in methods_for(options.methods, people):
+                    if (options.data, kind, str(seed), method) in done:
+                        continue
+                    try:
+                        rows.append(cell(options.data, kind, seed, method, people))
+                    except InputError as error:
+                        print(f"{kind}, seed {seed}, {method}: not run: {error}", flush=True)
+                        continue
                     add(options.out, FIELDS, rows[-1])
                     print(f"{kind}, seed {seed}, {method}: {rows[-1]['accuracy']} per cent, {rows[-1]['clusters']} clusters", flush=True)
     except InputError as error:
