@@ -127,7 +127,7 @@ _DRIFT = """
     python -m benchmarks drift --first 5000 --seeds 0 --quiet 0 --weak 200 --data "usps;mnist;fashion_mnist;emnist_letters;cifar10"
 
 Scenes, seeds and bars: the first lines of `benchmarks/drift.py`; every run: [drift.csv](drift.csv). The rule was committed before the
-judged runs (`6694ec03`; how weak differences are judged: before the second command, of which all their rows are). *Movers*: accuracy in
+judged runs (`6694ec03`; the rule for weak differences: before the second command, which made all `weak` rows). *Movers*: accuracy in
 per cent, three rounds after their data changed. *Oracle*: the same run with the movers put into their group by hand. *False*: runs that
 move a client to another cluster whose data did not change. *Seconds*: processor time of a run.
 
