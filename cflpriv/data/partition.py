@@ -309,7 +309,7 @@ def given(
     of_owner = [set(kinds[own].tolist()) for own in train] if kinds is not None else []
     known = bool(of_owner) and all(len(owner_groups) == 1 for owner_groups in of_owner)
     groups = tuple(int(owner_groups.pop()) for owner_groups in of_owner) if known else (0,) * len(ids)
-    notes = [] if known else ["the true groups of the file's own clients are unknown"]
+    notes: list[str] = []
     if owners_test is None:
         label_sets = [tuple(map(int, np.unique(y_train[own]))) for own in train]
         test = _test_with_labels(y_test, label_sets, test_samples_per_client, seed, "data.given", ids)

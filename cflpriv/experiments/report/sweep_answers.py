@@ -142,7 +142,7 @@ def _groups(results: Sequence[Result]) -> Answer:
         by_algorithm.setdefault(result.cell.setting.algorithm, Counter())[int(result.summary["clusters"])] += 1
     lines = [f"{name}: {_run_counts(own)}" for name, own in list(by_algorithm.items())[:NAMED]]
     agreed = mean_of(result.summary.get("ari") for result in found)
-    true = "True groups are unknown." if agreed is None else f"Mean ARI against the true groups: {agreed.mean:.2f}."
+    true = "" if agreed is None else f"Mean ARI against the true groups: {agreed.mean:.2f}."
     given = dict.fromkeys(result.cell.setting.algorithm for result in formed if result not in found)
     small = joined([true, f"Set before the run: {', '.join(given)}." if given else ""])
     text = f"{'; '.join(lines)}{'; …' if len(by_algorithm) > NAMED else ''}."

@@ -57,6 +57,7 @@ def section(folder: Path, sweep: Sweep) -> dict[str, Any]:
     unmade = len(sweep.cells) - len({result.cell.name for result in results} - failed.keys())
     return {
         "rows": [{**row, **mark, "groups": found} for row, mark, found in zip(rows, marks, groups, strict=True)],
+        "agreement": any(row["ari"] is not None for row in rows),
         "score": {"name": score, "words": UTILITIES[score].replace("\n", " "), "scale": 1 if score in UNIT_SCORES else 100},
         "sweep_answers": sweep_answers(results, first),
         "sweep_steps": sweep_steps(place_of(folder), sweep, results, first, unmade),

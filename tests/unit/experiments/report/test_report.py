@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import tomli_w
+from command_line import in_process
 from hypothesis import given
 from hypothesis import strategies as st
 from report_pages import Page, page_of, pictures_of, rewrite
@@ -586,3 +589,27 @@ def test_a_number_of_another_type_is_named(runs: Path, key: str) -> None:
 
 def test_a_page_on_several_runs_names_the_run_that_the_answers_are_about(whole: tuple[Path, Page]) -> None:
     assert "answers on b_haar" in whole[1].words
+
+
+def test_reports_of_clients_without_known_groups_say_nothing_of_true_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, owners = np.random.default_rng(0), np.repeat(np.arange(6), 20)
+    rows: dict[str, Any] = {}
+    for part in ("train", "test"):
+        labels = rng.integers(0, 2, len(owners))
+        pixels = 0.5 * rng.random((len(owners), 4)) + 0.5 * labels[:, None]
+        rows |= {f"x_{part}": pixels.astype(np.float32), f"y_{part}": labels, f"client_{part}": owners}
+    np.savez(tmp_path / "a.npz", **rows)
+    tree = {
+        "data": {"source": "npz", "paths": [str(tmp_path / "a.npz")], "partition": "given"},
+        "model": {"hidden": 4},
+        "training": {"rounds": 1, "weights": "equal"},
+    }
+    grid = {"algorithms": ["ifca", "fedavg"], "protections": ["none"], "seeds": [0]}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(tree | {"algorithm": {"name": "ifca", "k": 2}}), encoding="utf-8")
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tree | {"sweep": grid}), encoding="utf-8")
+    for command, name in (("run", "run"), ("advise", "run"), ("sweep", "sweep")):
+        assert in_process(monkeypatch, command, str(tmp_path / f"{name}.toml"), "--out", str(tmp_path / command)) == 0
+        text = " ".join(capsys.readouterr()) + page_of(tmp_path / command).words
+        assert re.findall(r"(?i).{0,60}(?:\btrue groups?\b|\bARI\b|\btruth\b).{0,60}", text) == []
