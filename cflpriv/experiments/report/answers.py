@@ -13,7 +13,7 @@ import numpy as np
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
 from ...console import counted
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
-from .leak_answers import audit_answer, leak_sentence, leaks_in
+from .leak_answers import OPEN, audit_answer, leak_sentence, leaks_in
 from .results import client_scores, counts_of
 from .run_files import RunFiles
 from .run_names import Kind, epsilon_words, kind_of, protection_words
@@ -251,7 +251,7 @@ def groups_of(run: RunFiles) -> Answer:
     rule = str(measured.get("rule") or "the algorithm's own rule")
     scores = (measured.get("evidence") or {}).get("silhouettes") or {}
     beside = _silhouettes(scores, k)
-    small = f"No p-value. Rule: {rule}{beside}. The method crossfit tests."
+    small = f"No p-value (crossfit gives one). Rule: {rule}{beside}."
     if measured.get("clear") is None:
         return Answer(question, "open", f"{verdict}, untested", text, small)
     return Answer(
@@ -309,7 +309,7 @@ def leaks_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     if twin is None or not twin.audited.cells:
         return answer
     unprotected = audit_answer(twin.audited)
-    bare = unprotected.text.partition(" Not all is known of")[0]
+    bare = unprotected.text.partition(f" {OPEN}")[0]
     return Answer(
         answer.question,
         answer.tone,

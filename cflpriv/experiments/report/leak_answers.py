@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...console import counted
-from .answer import Answer, listed, upper
+from .answer import Answer, counted_words, listed, upper
 from .audit_words import metric_words, share_learned
 from .run_files import Audited
 from .run_names import adversary_place, adversary_words, with_colluders
 
-__all__ = ["audit_answer", "leak_sentence", "leaks_in"]
+__all__ = ["OPEN", "audit_answer", "leak_sentence", "leaks_in"]
 
+OPEN = "Still open: what"
+"""How the sentence begins that names the adversaries for whom figures are open."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """Statuses that leave no question open about a figure."""
 NEEDED = ("server", "client", "released")
@@ -38,7 +40,7 @@ def audit_answer(audited: Audited) -> Answer:
             learned.setdefault(_learns(audited, leak), []).append(name)
         sentences = [_leak_words(names, words, leaking[names[0]]) for words, names in learned.items()]
         if unknown := [adversary_words(name) for name in adversaries if name not in leaking and not _settled(cells, name)]:
-            sentences.append(f"Not all is known of {listed(unknown)}.")
+            sentences.append(f"{OPEN} {listed(unknown)} can learn.")
         return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
     statuses = {cell["status"] for cell in cells}
     if not statuses & {"at_baseline", "inconclusive"}:
@@ -145,7 +147,8 @@ def _short_of_help(audited: Audited) -> str:
     """What an audit found of adversaries whom nobody helps, where none of these learns anything by it."""
     statuses = {cell["status"] for cell in audited.cells or () if "+" not in str(cell["adversary"])}
     if not statuses & {"at_baseline", "inconclusive", "not_validated"}:
-        return "the attacks that were run cannot read what is sent"
+        count = len({cell["attack"] for cell in audited.cells or ()})
+        return f"the {counted_words(count).lower()} attack{'s' if count != 1 else ''} that ran cannot read what is sent"
     if statuses <= set(SETTLED) and audited.about.attacks_left == ():
         return "the attacks of the suite do no better than their baselines"
     return "no leak is seen, and not all is known"

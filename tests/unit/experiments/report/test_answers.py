@@ -228,9 +228,9 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     answer = audit_answer(found)
     assert answer.verdict == "Leaks to one client"
     assert "which labels clients have (accuracy 0.90, baseline 0.50)" in answer.text
-    assert "Not all is known of the server." in answer.text
+    assert "Still open: what the server can learn." in answer.text
     helped = audited(cell("leaks", "server+1"), cell("not_attempted", "server"))
-    assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the attacks that were run cannot read what is sent.")
+    assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the one attack that ran cannot read what is sent.")
 
 
 def test_the_strongest_figure_of_a_leak_is_shown() -> None:
