@@ -147,8 +147,9 @@ def _short_of_help(audited: Audited) -> str:
     """What an audit found of adversaries whom nobody helps, where none of these learns anything by it."""
     statuses = {cell["status"] for cell in audited.cells or () if "+" not in str(cell["adversary"])}
     if not statuses & {"at_baseline", "inconclusive", "not_validated"}:
-        count = len({cell["attack"] for cell in audited.cells or ()})
-        return f"the {counted_words(count).lower()} attack{'s' if count != 1 else ''} that ran cannot read what is sent"
+        run = audited.about.attacks_run
+        which = "attacks" if not run else "one attack" if len(run) == 1 else f"{counted_words(len(run)).lower()} attacks"
+        return f"the {which} that ran cannot read what is sent"
     if statuses <= set(SETTLED) and audited.about.attacks_left == ():
         return "the attacks of the suite do no better than their baselines"
     return "no leak is seen, and not all is known"
