@@ -102,6 +102,7 @@ def audit_run(
     named = attacks or ATTACKS
     wanted = [(adversary, name) for adversary in adversaries for name in named if attacks or _by_default(name, adversary)]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells
+        _begin_writing(folder)
         remedies = accepted_remedies(folder / "config.toml", config, people, trust)
         about = about_audit(config, summary, budget, plan.seeds, sealed(folder, OF_RUN))
         planned = [(viewer, name) for viewer in _adversaries(messages, secrets) for name in ATTACKS if _by_default(name, viewer)]
@@ -109,7 +110,7 @@ def audit_run(
         def readers(viewer: str) -> Mapping[str, Sequence[str]]:
             return readers_in(view_of(messages, viewer, secrets, config.protection))
 
-        kept = _Kept(folder, _key(folder, budget), remedies, about, planned, readers)  # refuses a folder that cannot be written
+        kept = _Kept(folder, _key(folder, budget), remedies, about, planned, readers)
         units = {seed: _units(wanted, seed, config.run.seed, () if adversary else ONCE) for seed in plan.seeds}
         plan = replace(
             plan, seeds=tuple(seed for seed in plan.seeds if units[seed]), rerun_seconds=_rerun_seconds(config, summary, wanted, limits)
@@ -391,6 +392,14 @@ _Readers = Callable[[str], Mapping[str, Sequence[str]]]
 """The attacks that read each part of an adversary's view."""
 
 
+def _begin_writing(folder: Path) -> None:
+    """Make the folder of an audit's files. Raises `InputError` where it cannot be made, before anything is computed."""
+    try:
+        (folder / "audit").mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InputError(f"{folder / 'audit'}: cannot be written ({error.strerror})") from None
+
+
 class _Kept:
     """Finished cells by unit, written to disk after each. Cells of another run, budget, version, or text of a plugin are dropped."""
 
@@ -401,10 +410,6 @@ class _Kept:
         self.folder, self.key, self.texts, self.planned = folder, key, _texts(), planned
         self.readers = cache(readers)
         self.remedies, self.about, self.measured = remedies, about, list[Measured]()
-        try:
-            (folder / "audit").mkdir(exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise InputError(f"{folder / 'audit'}: cannot be written ({error.strerror})") from None
         self.cells: dict[str, list[Cell]] = {}
         try:
             stored = read_json(folder / "audit" / "units.json")

@@ -111,6 +111,11 @@ class _Domain:
     choices: tuple[Any, ...]
 
     def has(self, value: Any) -> bool:
+        kind = type(value)
+        if kind is str:  # most values are of these kinds, and isinstance is slow for the abstract ones below
+            return str in self.types or value in self.choices
+        if kind in (int, float) and (kind in self.types or float in self.types):
+            return self.key.contains(value)
         if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             return tuple in self.types and all(map(self.has, value))
         if isinstance(value, bool):

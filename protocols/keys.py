@@ -102,7 +102,18 @@ def check_public_key(key: bytes) -> None:
     Raises:
         RemoteError: "bad-key".
     """
-    agree(b"\x01" * 32, key, "check only")
+    if _of_small_order(key):
+        raise RemoteError("bad-key")
+
+
+@lru_cache(maxsize=1 << 14)
+def _of_small_order(key: bytes) -> bool:
+    """Whether no secret can be shared with the owner of a public key. A public fact, remembered as signatures are, see `_valid`."""
+    try:
+        exchange(b"\x01" * 32, key)
+    except RemoteError:
+        return True
+    return False
 
 
 def seal(key: bytes, plaintext: bytes, associated: bytes, entropy: Entropy) -> bytes:

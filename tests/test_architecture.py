@@ -34,6 +34,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def top_of(path: Path) -> list[ast.stmt]:
+    """A file's statements at the top."""
+    module = nodes(path)[0]
+    assert isinstance(module, ast.Module)
+    return module.body
+
+
 @cache
 def nodes(path: Path) -> list[ast.AST]:
     """All of a file's syntax."""
@@ -85,7 +92,7 @@ def test_the_command_line_imports_attacks_only_inside_commands() -> None:
     files = list((ROOT / "cflpriv" / "cli").glob("*.py"))
     assert len(files) > 4
     for path in files:
-        top = [node.module for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+        top = [node.module for node in top_of(path) if isinstance(node, ast.ImportFrom)]
         assert not any(module and "attacks" in module for module in top), path
 
 
@@ -591,7 +598,7 @@ TWICE = {"Advert", "Adverts", "Deliver", "Invite"}  # the messages of secagg and
 def test_a_public_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for name, path in modules().items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in top_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert len(homes) > 500

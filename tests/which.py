@@ -22,10 +22,18 @@ def name_of(path: Path) -> str:
     return ".".join(parts if parts[0] in ("cflpriv", "tests") else ("cflpriv", *parts))
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a file; no expression holds one."""
+    yield tree
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, field, ()):
+            yield from statements(node)
+
+
 def imported(path: Path, known: frozenset[str]) -> Iterator[str]:
     """The modules among `known` that a file imports, wherever in the file; a package only where none of its modules is meant."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+    for node in statements(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from typing import Annotated
 
@@ -88,13 +89,19 @@ def _format_warning(message: Warning | str, category: type[Warning], filename: s
     return _plain_format(message, category, filename, lineno, line)
 
 
+@cache
+def _command() -> click.Command:
+    """All commands, made once in a process: that takes as long as a short command."""
+    return typer.main.get_command(app)
+
+
 @_children_import_safely()
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     printable_streams()
     warnings.formatwarning = _format_warning
     try:
-        code = app(standalone_mode=False) or 0
+        code = _command()(standalone_mode=False) or 0
         if code == INTERRUPTED:
             _end("stopped", INTERRUPTED)
         sys.exit(code)

@@ -11,7 +11,7 @@ over the tree.
 Source: the test against one Gaussian is Liu et al. 2008 (SigClust), down a tree Kimes et al. 2017, with Meinshausen's levels (2008).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +34,8 @@ LEAST_TESTED = 4
 """Fewer clients are not tested: three points make no groups."""
 MOST_DIMENSIONS = 2048
 """Noise is simulated in at most so many dimensions. Fewer than there are make the edge higher, never lower."""
+TOGETHER = 24
+"""Simulations of up to so many clients are computed together: one by one, calls cost more than their arithmetic."""
 DENSE = 400
 """Up to so many clients all eigenvalues are computed; beyond, the leading ones by Lanczos."""
 LEADING = 8
@@ -167,7 +169,8 @@ def _tested(unbiased: UnbiasedGram, members: Array, level: float, draws: int, rn
         return Node(members, 0, edge=edge, spectrum=values)
     points = _coordinates(values[:r], vectors[:, :r], edge)
     most = max(2, min(r + 1, n // 2))  # k means in general position span k − 1 directions
-    tree, breaks, left = _curves(points, most)
+    tree = _ward(points)
+    breaks, left = _curves(_gains(tree), most)
     along = np.full(r, unbiased.spread / mean)
     if unbiased.cross is not None:  # the noise along each direction of difference
         across = vectors[:, :r].T.astype(unbiased.cross.dtype) @ unbiased.cross
@@ -176,19 +179,22 @@ def _tested(unbiased: UnbiasedGram, members: Array, level: float, draws: int, rn
     spread = max(unbiased.spread - float((along**2).sum()), 0.05 * unbiased.spread)
     law = _Noise(along, rest, _dimensions(rest, spread, n))
     signal = np.sqrt((points**2).sum(0) / (n - 1))
+    simulate = _simulation(unbiased, law, signal)
     null_breaks, null_left = np.empty((draws, most - 1)), np.empty((draws, most - 1))
     k, exceeding, done = 1, 0, 0
-    for done in range(1, draws + 1):
-        values_, vectors_ = _above(_simulated(unbiased, law, signal, rng.spawn(1)[0]), n, edge, r + 2, TOLERANCE_OF_DRAWS)
-        count = max(1, int((values_ > edge).sum()))
-        _, null_breaks[done - 1], null_left[done - 1] = _curves(_coordinates(values_[:count], vectors_[:, :count], edge), most)
-        if done in (min(LOOK, draws), draws):
-            k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than that of a simulation
-            centre, scale = null_left[:done].mean(0), null_left[:done].std(0) + 1e-9
-            reached = float(((centre - left) / scale)[k - 2])
-            exceeding = done - int((((centre - null_left[:done]) / scale).max(1) < reached).sum())
-            if (1 + exceeding) / (1 + done) > HOPELESS:
-                break
+    while done < draws:
+        block = slice(done, min(done + LOOK, draws))
+        simulated = map(simulate, rng.spawn(block.stop - done))
+        null_breaks[block], null_left[block] = _simulated_curves(simulated, n, edge, r + 2, most)
+        done = block.stop
+        if done not in (min(LOOK, draws), draws):
+            continue
+        k = int((breaks - null_breaks[:done].mean(0)).argmax()) + 2  # where the tree breaks more than that of a simulation
+        centre, scale = null_left[:done].mean(0), null_left[:done].std(0) + 1e-9
+        reached = float(((centre - left) / scale)[k - 2])
+        exceeding = done - int((((centre - null_left[:done]) / scale).max(1) < reached).sum())
+        if (1 + exceeding) / (1 + done) > HOPELESS:
+            break
     return Node(members, r, k, exceeding, done, level, edge, values, tree)
 
 
@@ -209,8 +215,9 @@ def _dimensions(trace: float, spread: float, n: int) -> int:
 def _edge(unbiased: UnbiasedGram, rng: Stream) -> float:
     """The largest eigenvalue that noise alone gives: if it is spread evenly (the 95 % quantile of draws), or has favourite directions."""
     n, mean = len(unbiased.traces), float(unbiased.traces.mean())
-    law, none = _Noise(np.zeros(0), mean, _dimensions(mean, unbiased.spread, n)), np.zeros(0)
-    largest = [_leading(_simulated(unbiased, law, none, rng.spawn(1)[0]), n, 1, TOLERANCE_OF_EDGE)[0][0] for _ in range(EDGE_DRAWS)]
+    simulate = _simulation(unbiased, _Noise(np.zeros(0), mean, _dimensions(mean, unbiased.spread, n)), np.zeros(0))
+    simulated = map(simulate, rng.spawn(EDGE_DRAWS))
+    largest = _spectra(simulated)[0][:, 0] if n <= TOGETHER else [_leading(one, n, 1, TOLERANCE_OF_EDGE)[0][0] for one in simulated]
     # what rounding makes of equal products is no difference, however small the noise
     rounding = n * 100 * float(np.finfo(unbiased.products.dtype).eps) * float(np.abs(np.diag(unbiased.products)).max())
     edge = max(float(np.quantile(largest, EDGE_LEVEL)), rounding)
@@ -222,31 +229,42 @@ def _edge(unbiased: UnbiasedGram, rng: Stream) -> float:
 
 
 Operator = tuple[Callable[[Array], Array], Callable[[], Array]]
-"""A symmetric matrix, centred: times a vector, and as a whole."""
+"""A symmetric matrix: centred times a vector, and as a whole, not centred."""
 
 
-def _simulated(unbiased: UnbiasedGram, law: _Noise, signal: Array, rng: Stream) -> Operator:
-    """Unbiased products of clients without groups: Gaussian true means of standard deviations `signal`, errors by the law of noise."""
+def _simulation(unbiased: UnbiasedGram, law: _Noise, signal: Array) -> Callable[[Stream], Operator]:
+    """Draws unbiased products of clients without groups: Gaussian true means of deviations `signal`, errors by the law of noise."""
     n, folds = len(unbiased.traces), unbiased.folds
     size = unbiased.traces / unbiased.traces.mean()
     variances = np.concatenate([law.along, np.full(law.dimensions, law.rest / law.dimensions)])
-    # by dimension, so that rounding the number of dimensions otherwise adds or takes a few and leaves all others as they are
-    means = (rng.standard_normal((len(variances), n)) * np.sqrt(size) * np.sqrt(variances)[:, None]).T
-    means[:, : len(signal)] += rng.spawn(1)[0].standard_normal((len(signal), n)).T * signal
-    if folds:  # |g|² less what the folds differ by: independent of g, and a sum of chi-squares
-        degrees, rng = folds - 1, rng.spawn(1)[0]
-        squares = rng.chisquare(degrees, (n, len(law.along))) @ law.along if len(law.along) else np.zeros(n)
-        squares += rng.chisquare(degrees * law.dimensions, n) * (law.rest / law.dimensions)
-        correction = -size * squares / degrees
-    else:
-        correction = -unbiased.traces
+    by_client, by_dimension = np.sqrt(size), np.sqrt(variances)[:, None]
 
-    def times(x: Array) -> Array:
-        x = x - x.mean()
-        y = means @ (means.T @ x) + correction * x
-        return np.asarray(y - y.mean())
+    def draw(rng: Stream) -> Operator:
+        # by dimension, so that rounding the number of dimensions otherwise adds or takes a few and leaves all others as they are
+        means = (rng.standard_normal((len(variances), n)) * by_client * by_dimension).T
+        others, of_folds = rng.spawn(2)
+        means[:, : len(signal)] += others.standard_normal((len(signal), n)).T * signal
+        if folds:  # |g|² less what the folds differ by: independent of g, and a sum of chi-squares
+            degrees = folds - 1
+            squares = of_folds.chisquare(degrees, (n, len(law.along))) @ law.along if len(law.along) else np.zeros(n)
+            squares += of_folds.chisquare(degrees * law.dimensions, n) * (law.rest / law.dimensions)
+            correction = -size * squares / degrees
+        else:
+            correction = -unbiased.traces
 
-    return times, lambda: centred(means @ means.T + np.diag(correction))
+        def times(x: Array) -> Array:
+            x = x - x.mean()
+            y = means @ (means.T @ x) + correction * x
+            return np.asarray(y - y.mean())
+
+        def whole() -> Array:
+            products = means @ means.T
+            products.ravel()[:: n + 1] += correction
+            return np.asarray(products)
+
+        return times, whole
+
+    return draw
 
 
 def _dense(matrix: Array, correction: Array | float = 0.0) -> Operator:
@@ -257,14 +275,14 @@ def _dense(matrix: Array, correction: Array | float = 0.0) -> Operator:
         y = (matrix @ x.astype(matrix.dtype)).astype(np.float64) + correction * x
         return np.asarray(y - y.mean())
 
-    return times, lambda: centred(matrix + np.diag(np.broadcast_to(correction, len(matrix))))
+    return times, lambda: matrix + np.diag(np.broadcast_to(correction, len(matrix)))
 
 
 def _leading(of: Operator, n: int, count: int, tolerance: float = 0.0) -> tuple[Array, Array]:
     """The `count` largest eigenvalues, or all of a small matrix, and their vectors as columns; the largest first."""
     times, whole = of
     if n <= DENSE or count >= n // 2:
-        values, vectors = np.linalg.eigh(whole())
+        values, vectors = np.linalg.eigh(centred(whole()))
     else:
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # slow to import
 
@@ -274,9 +292,15 @@ def _leading(of: Operator, n: int, count: int, tolerance: float = 0.0) -> tuple[
         try:
             values, vectors = eigsh(LinearOperator((n, n), matvec=times, dtype=np.float64), k=count, which="LA", v0=start, tol=tolerance)
         except ArpackError:
-            values, vectors = np.linalg.eigh(whole())
+            values, vectors = np.linalg.eigh(centred(whole()))
     order = np.argsort(values)[::-1]
     return np.asarray(values[order]), np.asarray(vectors[:, order])
+
+
+def _spectra(simulated: Iterable[Operator]) -> tuple[Array, Array]:
+    """All eigenvalues (draws, n) of small matrices, the largest first, and their vectors as columns."""
+    values, vectors = np.linalg.eigh(centred(np.array([whole() for _, whole in simulated])))
+    return np.asarray(values[:, ::-1]), np.asarray(vectors[:, :, ::-1])
 
 
 def _above(of: Operator, n: int, edge: float, count: int = LEADING, tolerance: float = 0.0) -> tuple[Array, Array]:
@@ -308,12 +332,50 @@ def _parts(tree: Array, k: int) -> Array:
     return np.asarray(cut_tree(tree, n_clusters=[k]).ravel())
 
 
-def _curves(points: Array, most: int) -> tuple[Array, Array, Array]:
-    """Ward's tree; for k = 2..most the log ratio of merge k → k − 1 to the one before, and the log share of variation within k clusters."""
-    n = len(points)
-    tree = _ward(points)
-    gains = tree[:, 2] ** 2 / 2
-    within = np.concatenate([[0.0], np.cumsum(gains)])[::-1]
-    k = np.arange(2, most + 1)
-    shares = within[k - 1] / within[0] if within[0] > 0 else np.ones(len(k))  # points that are all equal have no groups
-    return tree, np.log(gains[n - k] + TINY) - np.log(gains[n - k - 1] + TINY), np.log(shares + TINY)
+def _gains(tree: Array) -> Array:
+    """What each merge (n − 1,) of Ward's tree adds to the variation within clusters."""
+    return np.asarray(tree[:, 2] ** 2 / 2)
+
+
+def _gains_of_many(points: Array) -> Array:
+    """The gains (draws, n − 1) of Ward's trees of many sets of points (draws, n, r), by one step of all trees after the other."""
+    draws, n, _ = points.shape
+    squares = ((points[:, :, None] - points[:, None]) ** 2).sum(3)
+    squares[:, np.arange(n), np.arange(n)] = np.inf
+    sizes, gains, row = np.ones((draws, n)), np.empty((draws, n - 1)), np.arange(draws)
+    for step in range(n - 1):
+        one, other = np.divmod(squares.reshape(draws, -1).argmin(1), n)
+        least = squares[row, one, other]
+        gains[:, step] = least / 2
+        size_one, size_other = sizes[row, one][:, None], sizes[row, other][:, None]
+        merged = (size_one + sizes) * squares[row, one] + (size_other + sizes) * squares[row, other] - sizes * least[:, None]
+        squares[row, one] = squares[row, :, one] = merged / (size_one + size_other + sizes)  # Lance and Williams
+        squares[row, other] = squares[row, :, other] = np.inf
+        sizes[row, one] += sizes[row, other]
+    return gains
+
+
+def _simulated_curves(simulated: Iterable[Operator], n: int, edge: float, count: int, most: int) -> tuple[Array, Array]:
+    """The curves (draws, most − 1) of simulations, of which at least one direction counts."""
+    if n > TOGETHER:
+        made = []
+        for one in simulated:
+            values, vectors = _above(one, n, edge, count, TOLERANCE_OF_DRAWS)
+            directions = max(1, int((values > edge).sum()))
+            made.append(_gains(_ward(_coordinates(values[:directions], vectors[:, :directions], edge))))
+        return _curves(np.array(made), most)
+    values, vectors = _spectra(simulated)
+    counted = values > edge
+    counted[:, 0] = True
+    points = _coordinates(values[:, None], vectors, edge) * counted[:, None]
+    return _curves(_gains_of_many(points[:, :, : int(counted.sum(1).max())]), most)
+
+
+def _curves(gains: Array, most: int) -> tuple[Array, Array]:
+    """For k = 2..most, each (..., most − 1): the log ratio of merge k → k − 1 to the one before, and the log share of variation within
+    k clusters. `gains` (..., n − 1) are those of a tree."""
+    n = gains.shape[-1] + 1
+    within = np.concatenate([np.zeros((*gains.shape[:-1], 1)), np.cumsum(gains, axis=-1)], axis=-1)[..., ::-1]
+    k, whole = np.arange(2, most + 1), within[..., :1]
+    shares = np.where(whole > 0, within[..., k - 1] / np.where(whole > 0, whole, 1.0), 1.0)  # points that are all equal have no groups
+    return np.log(gains[..., n - k] + TINY) - np.log(gains[..., n - k - 1] + TINY), np.log(shares + TINY)

@@ -185,6 +185,6 @@ def spread_of(noise: Array, traces: Array) -> float:
 
 
 def centred(matrix: Array) -> Array:
-    """H M H with H = I − 11ᵀ/n."""
-    rows = matrix.mean(1)
-    return np.asarray(matrix - rows[:, None] - rows[None, :] + rows.mean())
+    """H M H with H = I − 11ᵀ/n, of one symmetric matrix or several (..., n, n)."""
+    rows = matrix.mean(-1)
+    return np.asarray(matrix - rows[..., :, None] - rows[..., None, :] + rows.mean(-1)[..., None, None])

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from ...console import counted
@@ -23,7 +25,7 @@ def templates() -> "jinja2.Environment":
 
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, bytecode_cache=_compiled(),
     )  # fmt: skip
     made.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
     made.filters |= {"counted": counted, "figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
@@ -31,6 +33,26 @@ def templates() -> "jinja2.Environment":
     made.filters |= {"adversary": adversary_words, "adversaries": _adversaries, "kilobytes": lambda size: f"{size / 1e3:,.0f} kB"}
     made.globals |= {"status": STATUS, "signs": SIGNS, "meanings": MEANINGS, "numbered": numbering()}
     return made
+
+
+@cache
+def _compiled() -> "jinja2.BytecodeCache":
+    """Templates as they were compiled for the first page of this process."""
+    import jinja2
+
+    class Compiled(jinja2.BytecodeCache):
+        def __init__(self) -> None:
+            self.kept: dict[str, tuple[str, CodeType | None]] = {}
+
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            checksum, code = self.kept.get(bucket.key, ("", None))
+            if checksum == bucket.checksum:
+                bucket.code = code
+
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            self.kept[bucket.key] = bucket.checksum, bucket.code
+
+    return Compiled()
 
 
 def _adversaries(names: str) -> str:

@@ -9,8 +9,9 @@ from benchmarks.projections import HONEST_FAILS, PROJECTIONS, bound, equal_value
 def _share_below(vector: list[int], limit: int, drawn: int) -> float:
     """The share of drawn projections, modulo 2^32 and centred, that are within the limit."""
     random = np.random.default_rng(7)
-    coins = random.integers(0, 2, (drawn, len(vector)), np.int64) - random.integers(0, 2, (drawn, len(vector)), np.int64)
-    projections = (coins @ np.array(vector, np.int64)).astype(np.uint32).view(np.int32)
+    values, counts = np.unique(vector, return_counts=True)  # the coins of equal values are drawn by their sum
+    coins = random.binomial(counts, 0.5, (drawn, len(values))) - random.binomial(counts, 0.5, (drawn, len(values)))
+    projections = (coins @ values.astype(np.int64)).astype(np.uint32).view(np.int32)
     return float(np.mean(np.abs(projections.astype(np.int64)) <= limit))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import linkage
 from scipy.stats import binom
 from sklearn.metrics import adjusted_rand_score
 
@@ -203,6 +204,31 @@ def test_the_leading_eigenvalues_are_as_good_as_all(monkeypatch: pytest.MonkeyPa
     for one, other in zip(leading.nodes, whole.nodes, strict=True):
         assert (one.directions, one.k, one.exceeding, one.draws) == (other.directions, other.k, other.exceeding, other.draws)
         assert one.edge == pytest.approx(other.edge)
+
+
+@pytest.mark.parametrize("n", [4, 5, 9, 24])
+def test_simulations_computed_together_are_those_computed_one_by_one(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees too: those of several simulations are made without scipy."""
+    rng = np.random.default_rng(n)
+    for means in (np.zeros((n, 16)), rng.normal(size=(n, 16)), grouped(n, 2, 1.5, rng, 16)[1]):
+        folds = unbiased_of_folds(gram_of(folds_of(means, rng)))
+        vectors = unbiased_of_vectors(gram_of(means[:, None] + rng.normal(size=(n, 1, 16))), np.array(16.0), 16)
+        for unbiased in (folds, vectors):
+            with monkeypatch.context() as patch:
+                together = groups_of(unbiased, stream(0, "t"), draws=199)
+                patch.setattr(group_test, "TOGETHER", 0)
+                alone = groups_of(unbiased, stream(0, "t"), draws=199)
+            np.testing.assert_array_equal(together.labels, alone.labels)
+            for one, other in zip(together.nodes, alone.nodes, strict=True):
+                assert (one.directions, one.k, one.exceeding, one.draws) == (other.directions, other.k, other.exceeding, other.draws)
+                assert one.edge == pytest.approx(other.edge)
+
+
+def test_gains_of_many_trees_are_those_of_scipy() -> None:
+    points = np.random.default_rng(0).normal(size=(50, 9, 3)) * [3.0, 1.0, 0.2]
+    points[10:, :, 2] = 0.0
+    trees = np.array([linkage(one, "ward")[:, 2] ** 2 / 2 for one in points])
+    np.testing.assert_allclose(group_test._gains_of_many(points), trees, rtol=1e-10)
 
 
 @pytest.mark.slow
