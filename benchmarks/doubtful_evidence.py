@@ -347,6 +347,8 @@ BASES: Mapping[str, Mapping[str, Any]] = {
     "private": {"change": private(1.0, 0.002), "outside": True},
 }  # fmt: skip
 """What is misused, by name."""
+SOME = (0, 3)
+"""The clients that a misuse by some spoils."""
 
 
 def each(audit: Audit, change: Callable[[int, Update], Update], only: Sequence[int] | None = None) -> Audit:
@@ -409,6 +411,20 @@ def dealt_anew(audit: Audit) -> Audit:
     order, sizes = torch.randperm(len(y), generator=generator(1)), [len(update.y) for update in audit.updates]
     parts = list(zip(torch.split(x[order], sizes), torch.split(y[order], sizes), strict=True))
     return each(audit, lambda i, update: replace(update, x=parts[i][0], y=parts[i][1], outside=None))
+
+
+def with_untrained(update: Update, whole: bool = True) -> Update:
+    """All (`whole`) or half of the client's samples, and as many that nobody trained on."""
+    assert update.outside is not None
+    (x, y), count = update.outside, len(update.y) if whole else len(update.y) // 2
+    kept = len(update.y) if whole else len(update.y) - count
+    return replace(update, x=torch.cat([update.x[:kept], x[:count]]), y=torch.cat([update.y[:kept], y[:count]]), outside=None)
+
+
+def with_first_layer(update: Update, other: Update) -> Update:
+    """The first layer of its state after is another client's."""
+    layer = next(name for name, value in update.after.items() if value.is_floating_point()).partition(".")[0]
+    return replace(update, after={n: other.after[n] if n.partition(".")[0] == layer else v for n, v in update.after.items()})
 
 
 MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
@@ -479,6 +495,21 @@ MISUSES: Mapping[str, Callable[[Audit], Audit]] = {
     "rate in thousandths": lambda a: replace(a, settings=replace(a.settings, lr=1e-3 * (a.settings.lr or 0.1))),
     "rate in thousands": lambda a: replace(a, settings=replace(a.settings, lr=1e3 * (a.settings.lr or 0.1))),
     "fewer samples declared": lambda a: each(a, lambda i, u: replace(u, samples=len(u.y) - 1)),
+    "half never trained": lambda a: each(a, lambda i, u: with_untrained(u)),
+    "half never trained, some clients": lambda a: each(a, lambda i, u: with_untrained(u), SOME),
+    "half replaced": lambda a: each(a, lambda i, u: with_untrained(u, whole=False)),
+    "half replaced, some clients": lambda a: each(a, lambda i, u: with_untrained(u, whole=False), SOME),
+    "first layer of another": lambda a: each(a, lambda i, u: with_first_layer(u, of(a, i + 1))),
+    "first layer of another, some clients": lambda a: each(a, lambda i, u: with_first_layer(u, of(a, i + 1)), SOME),
+    "updates times 10, some clients": lambda a: each(
+        a, lambda i, u: replace(u, after=plus(u.before, minus(u.after, u.before), 10.0)), SOME
+    ),
+    "samples of noise, some clients": lambda a: each(a, lambda i, u: replace(u, x=drawn(u.x, i), outside=None), SOME),
+    "labels one up, some clients": lambda a: each(a, lambda i, u: replace(u, y=(u.y + 1) % classes_of(a)), SOME),
+    "another's update added, one client": lambda a: each(
+        a, lambda i, u: replace(u, after=plus(u.after, minus(of(a, i + 1).after, of(a, i + 1).before))), [1]
+    ),
+    "momentum declared": lambda a: replace(a, settings=replace(a.settings, momentum=0.9)),
     "more labels declared": lambda a: each(a, lambda i, u: replace(u, labels=len(torch.unique(u.y)) + 1)),
 }  # fmt: skip
 """Name -> what spoils an audit."""

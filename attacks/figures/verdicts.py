@@ -54,7 +54,10 @@ def audit_text(cells: Sequence[Cell], family: Family, remedies: Mapping[str, str
     `remedies`: by attack, what the run's configuration accepts.
     """
     verdicts = [verdict.as_json() for verdict in verdicts_of(cells, remedies)]
-    tree = {"verdicts": verdicts, "risks": risks_of(cells), "risk_words": risk_words(cells), **more, "family": family.as_json()}
+    leaking = sorted({cell.attack for cell in cells if cell.status == "leaks"})
+    learns = {name: entry.learns for name in leaking if (entry := ATTACKS.find(name)) is not None}
+    tree = {"verdicts": verdicts, "learns": learns, "risks": risks_of(cells), "risk_words": risk_words(cells), **more}
+    tree["family"] = family.as_json()
     return json.dumps(tree | {"cells": [{**cell.as_json(), "colluders": colluders_of(cell)} for cell in cells]}, indent=1) + "\n"
 
 
@@ -92,7 +95,7 @@ def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
         own = [cell for cell in cells if getattr(ATTACKS.find(cell.attack), "risk", "") == risk]
         open_ = sum(cell.status in OPEN for cell in own)
         if leaks:
-            words[risk] = f"leaks by {', '.join(dict.fromkeys(_named(leak) for leak in leaks))}"
+            words[risk] = f"leaks by {_named(leaks)}"
         elif not own:
             words[risk] = "not attacked"
         elif any(cell.status == "evidence_doubtful" for cell in own):
@@ -102,9 +105,23 @@ def risk_words(cells: Sequence[Cell]) -> dict[str, str]:
     return words
 
 
-def _named(leak: Mapping[str, Any]) -> str:
-    helped = f", {leak['colluders']} colluding clients" if leak["colluders"] else ""
-    return f"{str(leak['attack']).replace('_', ' ')} ({leak['adversary']}{helped})"
+def _named(leaks: Sequence[Mapping[str, Any]]) -> str:
+    """The attacks of leaks, each with its adversaries, who sees least first. Of several numbers of colluding clients the least is named."""
+    fewest: dict[str, dict[str, int]] = {}
+    for leak in leaks:
+        known = fewest.setdefault(str(leak["attack"]).replace("_", " "), {})
+        known[leak["adversary"]] = min(leak["colluders"], known.get(leak["adversary"], leak["colluders"]))
+    return "; ".join(
+        f"{attack} ({', '.join(_helped(name, known[name]) for name in sorted(known, key=adversary_place))})"
+        for attack, known in fewest.items()
+    )  # fmt: skip
+
+
+def _helped(adversary: str, colluders: int) -> str:
+    """An adversary for people, with the clients that an attack takes to collude beside its own."""
+    if not colluders:
+        return _spoken(adversary)
+    return f"{_spoken(adversary)} {'and' if '+' in adversary else 'with'} {colluders} {'more ' * ('+' in adversary)}colluding clients"
 
 
 def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str]) -> Verdict:

@@ -2,7 +2,8 @@
 
 A wrong input gives a figure that looks right, and mostly an all-clear. So every check below looks for a fault that correct input has with a
 stated small probability. If any check fails, no attack runs: each figure is `evidence_doubtful`, with the reasons. `foreign_samples` checks
-the samples, `foreign_fit` and `foreign_origin` whether the updates fit them, and `foreign_replay` whether the declared training gives them.
+the samples, `foreign_fit` and `foreign_origin` whether the updates fit them, `foreign_replay` whether the declared training gives them, and
+`foreign_weights` whether each sample has a share in them.
 
 Checks here, of states alone, and what a correct input would need to fail them:
 
@@ -31,6 +32,7 @@ from .foreign_replay import is_reproduced, not_reproduced
 from .foreign_samples import apart_samples, mislabelled, misplaced, nearly_members, repeated_samples, unlabelled
 from .foreign_states import flat
 from .foreign_system import System, UpdateRecord
+from .foreign_weights import untrained_samples
 
 __all__ = ["doubts_of", "named_clients"]
 
@@ -323,7 +325,7 @@ CHECKS: Mapping[str, Callable[[System], str]] = {
     "state before of zeros": _zeros, "order of rounds": _reversed, "samples near members": nearly_members,
     "samples apart from members": apart_samples, "updates of several clients": mixed_updates,
     "samples of another training": foreign_samples, "length of updates": other_rate, "training done again": not_reproduced,
-    "labels of clients": unlabelled,
+    "labels of clients": unlabelled, "samples without a share": untrained_samples,
 }  # fmt: skip
 """Checks by name; each gives a reason, or "" where the evidence stands it."""
 CHECKS_OF_ORIGIN = ("direction of updates", "samples of another client", "updates of several clients", "samples of another training",

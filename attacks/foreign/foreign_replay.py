@@ -3,7 +3,8 @@
 Every fault of states, samples, labels or settings changes what a second training gives, whatever its kind. So the comparison knows no
 faults: it knows what a correct update may be besides the declared training. Each record is trained twice, in two orders of samples. The
 cosine of the two is what a correct update has with either; `fit` is the update's own cosine in shares of it, `factor` the coefficient of
-the update on their mean. Where a record fits (`FITS`, `FACTORS`), no further check of origin is asked.
+the update on their mean. Where a record fits (`FITS`, `FACTORS`), no further check of origin is asked. A single client's update is
+doubtful if it is longer than `FACTORS` allow, or if an array has less than `OTHER_PART` where another array fits.
 
 What clients may do to an update without a declaration, and how it is recognised:
 
@@ -18,6 +19,7 @@ Correct audits of `benchmarks/doubtful_evidence.py` that train as they declare h
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,10 +33,11 @@ from .foreign_simulation import PASSES, can_train_again, train_again
 from .foreign_states import ForeignModel, flat
 from .foreign_system import System, UpdateRecord
 
-__all__ = ["is_reproduced", "not_reproduced"]
+__all__ = ["is_reproduced", "not_reproduced", "plain_replays"]
 
 FITS, ONE_FITS, FACTORS = 0.95, 0.8, (0.4, 2.5)
 STEADY, LEAST_STEADY = 0.9, 0.3
+OTHER_PART, MORE = 0.5, 4
 ISOTROPIC, MOST_NOISE, ONE_LENGTH = 1.5, 30.0, 0.01
 APART, TOGETHER = 0.7, 0.5
 FEWEST_NUMBERS = 16
@@ -43,7 +46,10 @@ MOST_CLIENTS, SECONDS = 12, 20.0
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A client's update beside two trainings of its declared samples: cosines, the factor, and vectors (d,) of the moved parameters."""
+    """A client's update beside two trainings of its declared samples: cosines, the factor, and vectors (d,) of the moved parameters.
+
+    `parts`: `steady` and `fit` of each array with `FEWEST_NUMBERS` numbers.
+    """
 
     client: int
     steady: float
@@ -53,6 +59,7 @@ class Replay:
     again: Array
     sizes: tuple[int, ...]
     before: Array
+    parts: tuple[tuple[float, float], ...]
 
     @property
     def fits(self) -> bool:
@@ -102,13 +109,35 @@ def _replay(system: System, model: ForeignModel, record: UpdateRecord) -> Replay
         again = (one + two) / 2
         if not np.isfinite(again).all() or np.linalg.norm(again) < 100 * rounding:
             continue
-        steady = cosine(one[kept], two[kept])
-        fit = (cosine(update[kept], one[kept]) + cosine(update[kept], two[kept])) / 2 / max(steady, 1e-9)
+        steady, fit = _cosines(update, one, two, kept)
         factor = float(update[kept] @ again[kept]) / max(float(again[kept] @ again[kept]), 1e-300)
         if best is None or fit > best.fit:
             sizes = tuple(before[name].size for name in moving)
-            best = Replay(record.client, steady, fit, factor, update, again, sizes, start)
+            best = Replay(record.client, steady, fit, factor, update, again, sizes, start, _parts(update, one, two, kept, sizes))
     return best
+
+
+def _cosines(update: Array, one: Array, two: Array, kept: Array) -> tuple[float, float]:
+    """The cosine of two trainings, and the update's own with them in shares of it, over the numbers `kept` (d,)."""
+    steady = cosine(one[kept], two[kept])
+    return steady, (cosine(update[kept], one[kept]) + cosine(update[kept], two[kept])) / 2 / max(steady, 1e-9)
+
+
+def _parts(update: Array, one: Array, two: Array, kept: Array, sizes: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    split = [np.split(vector, np.cumsum(sizes)[:-1]) for vector in (update, one, two, kept)]
+    return tuple(_cosines(*part) for part in zip(*split, strict=True) if part[3].sum() >= FEWEST_NUMBERS)
+
+
+def plain_replays(system: System) -> list[Replay]:
+    """Those of updates that can be read sample by sample: not compressed, not reduced, and no array held fixed."""
+    replays = _replays(system)
+    if _is_reduced(replays):
+        return []
+    size = sum(value.size for value in next(iter(system.records.values()))[0].before.parameters.values())
+    return [
+        replay for replay in replays
+        if len(replay.update) == size and 2 * np.count_nonzero(replay.update) > size and not _is_signs(replay)
+    ]  # fmt: skip
 
 
 def is_reproduced(system: System) -> bool:
@@ -129,12 +158,62 @@ def not_reproduced(system: System) -> str:
     one = 2 * len(fitting) >= len(replays) and any(replay.fit < ONE_FITS and replay.steady >= STEADY for replay in away)
     lengths = 2 * sum(not replay.has_factor for replay in away) >= len(replays)
     if not away or not (several or one or lengths):
-        return ""
+        return _other_parts(system, replays) or _longer(replays)
     worst = min(away, key=lambda replay: (replay.has_factor, replay.fit))
     return (
         f"client {worst.client}: the declared training, done again from its state before on its x and y, does not give its update (cosine "
         f"{worst.fit * worst.steady:.2f}, where two such trainings have {worst.steady:.2f}; {worst.factor:.3g} times as long): check x, y, "
         "their scale and order, the states, and lr, epochs, batch_size, momentum and optimizer"
+    )
+
+
+def _other_parts(system: System, replays: list[Replay]) -> str:
+    """Updates with arrays of another origin beside arrays that the declared training gives."""
+    for replay in replays:
+        if not _has_other_part(replay) or _is_changed(replay, replays):
+            continue
+        fit = _confirmed(system, replay)
+        if fit < OTHER_PART:
+            return (
+                f"client {replay.client}: the declared training gives some arrays of its update, and others not (cosine {fit:.2f}, where "
+                "such trainings agree): are its states put together from those of several clients or rounds?"
+            )
+    return ""
+
+
+def _has_other_part(replay: Replay) -> bool:
+    return any(steady >= STEADY and fit < OTHER_PART for steady, fit in replay.parts) and any(fit >= FITS for _, fit in replay.parts)
+
+
+def _confirmed(system: System, replay: Replay) -> float:
+    """The least fit of an array with `MORE` more trainings, of arrays for which all pairs of these trainings agree; 1 without one."""
+    record, model = system.records[replay.client][0], system.model
+    assert model is not None  # it was trained before
+    names = list(record.before.parameters)
+    if len(replay.update) < sum(record.before.parameters[name].size for name in names):
+        return 1.0
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(stream(system.case.seed, "another system: arrays").integers(2**63)))
+        x, y = system.case.truth.data[replay.client]
+        made = [np.split(flat(train_again(model, record, x, y, names), names), np.cumsum(replay.sizes)[:-1]) for _ in range(MORE)]
+    least = 1.0
+    for part, *again in zip(np.split(replay.update, np.cumsum(replay.sizes)[:-1]), *made, strict=True):
+        agree = min(cosine(one, two) for one, two in combinations(again, 2))
+        if part.size >= FEWEST_NUMBERS and agree >= STEADY:
+            least = min(least, max(cosine(part, one) for one in again) / agree)
+    return least
+
+
+def _longer(replays: list[Replay]) -> str:
+    """Updates of single clients that are a multiple of what the declared training gives, where that of most clients fits."""
+    directed = [replay for replay in replays if replay.steady >= LEAST_STEADY and replay.fit >= ONE_FITS]
+    long = [replay for replay in directed if replay.factor > FACTORS[1]]
+    if not long or 2 * sum(replay.has_factor for replay in directed) < len(replays):
+        return ""
+    worst = max(long, key=lambda replay: replay.factor)
+    return (
+        f"client {worst.client}: its update is {worst.factor:.3g} times as long as the declared training makes it, unlike those of most "
+        "clients; give its own lr and epochs, and a state without a factor"
     )
 
 

@@ -95,7 +95,8 @@ def _settled(cells: Sequence[Mapping[str, Any]], adversary: str) -> bool:
 def _learns(audited: Audited, leak: Mapping[str, Any]) -> str:
     named = ((verdict["adversary"], verdict.get("attack"), verdict.get("learns")) for verdict in audited.verdicts)
     known = [words for adversary, attack, words in named if (adversary, attack) == (leak["adversary"], leak["attack"]) and words]
-    return known[0] if known else f"something by {str(leak['attack']).replace('_', ' ')}"
+    words = audited.about.learns.get(str(leak["attack"]))
+    return known[0] if known else words or f"something by {str(leak['attack']).replace('_', ' ')}"
 
 
 def _figure(cell: Mapping[str, Any]) -> str:
@@ -117,8 +118,16 @@ def _extent(audited: Audited) -> str:
     seen = {str(cell["adversary"]) for cell in audited.cells or ()}
     untried = [adversary_words(name) for name in NEEDED if name not in seen]
     untried += [] if any("+" in name for name in seen) else ["a server that clients help"]
-    words = f"{len(run)} of {counted(len(run) + len(left), 'attack')} {'was' if len(run) == 1 else 'were'} run."
+    nothing = sum(_found_nothing(audited, attack) for attack in run)
+    words = f"{len(run)} of {counted(len(run) + len(left), 'attack')} {'was' if len(run) == 1 else 'were'} run"
+    words += f"; {nothing} found nothing to read." if nothing else "."
     return f"{words} Not tried: {listed(untried)}." if untried else words
+
+
+def _found_nothing(audited: Audited, attack: str) -> bool:
+    """Whether no adversary's messages have what an attack reads."""
+    statuses = {cell["status"] for cell in audited.cells or () if cell["attack"] == attack}
+    return bool(statuses) and statuses <= {"not_applicable", "nothing_to_see"}
 
 
 def leak_sentence(leaks: Answer, audited: Audited) -> str:

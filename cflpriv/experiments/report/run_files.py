@@ -14,6 +14,7 @@ from scipy.cluster import hierarchy
 from ...algorithms import ALGORITHMS
 from ...array_files import read_npz, reading
 from ...clustering.similarity import MEASURES
+from ...console import counted
 from ...errors import InputError
 from ...protocols.bounded_files import LARGEST_DOCUMENT_BYTES, LARGEST_TABLE_BYTES, parse_json, read_text
 from ...streams import readable
@@ -21,7 +22,7 @@ from ...types import Array
 from ..run.verify import verify
 from .audit_words import ACTIVE_STATUS, STATUS
 from .pictures import ClusteringEvidence
-from .run_names import protection_words
+from .run_names import adversary_words, protection_words
 
 __all__ = [
     "RECOMPUTED", "AboutAudit", "Audited", "RunFiles", "about_audit", "audit_cells", "group_names", "parsed", "read_arrays", "read_audit",
@@ -47,13 +48,14 @@ IF_THERE = (
 
 @dataclass(frozen=True)
 class AboutAudit:
-    """What an audit states of itself: sentences, the attacks that it ran and left out (None: it does not say), and what the run's
-    configuration accepts against an attack: words, and changes of keys."""
+    """What an audit states of itself: sentences, the attacks that it ran and left out (None: it does not say), what the run's
+    configuration accepts against an attack (words, and changes of keys), and what attacks that leak show."""
 
     lines: tuple[str, ...] = ()
     attacks_run: tuple[str, ...] = ()
     attacks_left: tuple[str, ...] | None = None
     remedies: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    learns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,15 +203,19 @@ def about_audit(path: Path) -> AboutAudit:
         return AboutAudit()
     try:
         made, missing = about["software"], about["not_run"]["adversaries"]
+        learns = {str(attack): str(words) for attack, words in audit.get("learns", {}).items()}
         seeds = f"{len(about['seeds'])} seed{'s' if len(about['seeds']) > 1 else ''}"
         lines = [
-            f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}; adversaries: "
-            f"{', '.join(_with_extent(about, name) for name in about['adversaries'])}; not run: {', '.join(missing) or 'none'}."
+            f"Audited on {about['date']} by {made['name']} {made['version']}, budget {about['budget']}, {seeds}. Adversaries: "
+            f"{', '.join(_with_extent(about, name) for name in about['adversaries'])}; not tried: "
+            f"{', '.join(map(adversary_words, missing)) or 'none'}."
         ]
         lines += [f"{risk.capitalize()}: {words}." for risk, words in audit.get("risk_words", {}).items()]
         for adversary in dict.fromkeys(entry["adversary"] for entry in audit.get("most_exposed", ())):
             first = [f"client {e['client']}, row {e['row']}" for e in audit["most_exposed"] if e["adversary"] == adversary][:FIRST_EXPOSED]
-            lines.append(f"Training samples that stand out most to {adversary} (rows from 0; audit.json lists more): {'; '.join(first)}.")
+            who = adversary_words(adversary)
+            lines.append(f"Training samples that stand out most to {who} (rows from 0; audit.json lists more): {'; '.join(first)}.")
+        lines += _remedies_line(audit)
         remedies = {
             str(attack): (str(remedy["words"]), tuple(map(str, remedy["changes"])))
             for attack, remedy in audit.get("remedies_accepted", {}).items()
@@ -217,13 +223,23 @@ def about_audit(path: Path) -> AboutAudit:
         attacks = tuple(map(str, about["attacks"])), tuple(map(str, about["not_run"]["attacks"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
-    return AboutAudit(tuple(map(str, lines)), *attacks, remedies)
+    return AboutAudit(tuple(map(str, lines)), *attacks, remedies, learns)
+
+
+def _remedies_line(audit: Mapping[str, Any]) -> list[str]:
+    """Whether the remedies of leaks were measured, and how many helped; empty without a leak."""
+    measured = audit.get("remedies_measured", [])
+    if measured:
+        lower = sum(not (entry["refused"] or entry["stayed"]) for entry in measured)
+        return [f"Remedies, each measured by another run: {lower} of {counted(len(measured), 'figure')} that leak are lower with theirs."]
+    leaks = any(verdict.get("reduces") for verdict in audit.get("verdicts", []))
+    return ["What would reduce a leak was not measured: cflpriv audit --measure-remedies does."] if leaks else []
 
 
 def _with_extent(about: Mapping[str, Any], adversary: str) -> str:
     """An adversary, with the number of attacks that it made where some are left; of an earlier version the name alone."""
     made, left = (len(part.get("by_adversary", {}).get(adversary, ())) for part in (about, about["not_run"]))
-    return f"{adversary} ({made} of {made + left} attacks)" if left else adversary
+    return f"{adversary_words(adversary)} ({made} of {made + left} attacks)" if left else adversary_words(adversary)
 
 
 FIRST_EXPOSED = 5

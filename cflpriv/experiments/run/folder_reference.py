@@ -194,6 +194,7 @@ FILES = (
         "JSON object",
         {
             "verdicts": "For each adversary one sentence, and what would reduce the leak; `colluders` as in `cells`.",
+            "learns": "By attack that leaks, what it shows its adversary.",
             "risks": "The leaks by risk: singling out, linkability, inference.",
             "risk_words": "What was found of each risk, for people: leaks, open figures, or that no attack was made.",
             "about": "Software, date, digests of run and data, budget, seeds, adversaries, attacks, and what was not run.",

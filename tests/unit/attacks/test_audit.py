@@ -488,7 +488,7 @@ def test_leaks_are_grouped_by_what_they_are_to_the_law() -> None:
         ([("likeness", "at_baseline")], "none shown"),
         ([("likeness", "inconclusive")], "none shown, 1 figure is open"),
         ([("likeness", "inconclusive"), ("cluster_identity", "not_validated")], "none shown, 2 figures are open"),
-        ([("likeness", "leaks"), ("cluster_identity", "not_validated")], "leaks by likeness (server)"),
+        ([("likeness", "leaks"), ("cluster_identity", "not_validated")], "leaks by likeness (the server)"),
         ([("likeness", "evidence_doubtful")], "not known, because the evidence is doubtful"),
     ],
 )
@@ -522,7 +522,9 @@ def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: st
     tree = json.loads(audit_text([sybil], judged_together([sybil])[1]))
     assert [tree[part][0]["colluders"] for part in ("cells", "verdicts")] == [15, 15]
     assert tree["risks"]["singling out"][0]["colluders"] == 15
-    assert "15 colluding clients" in tree["risk_words"]["singling out"]
+    who = {"server": "the server with 15", "server+1": "the server with 1 colluding client and 15 more"}[adversary]
+    assert tree["risk_words"]["singling out"] == f"leaks by sybil span ({who} colluding clients)"
+    assert tree["learns"].keys() == {"sybil_span"}
     assert with_colluders(tree["cells"][0]) == f"server+{15 + (adversary == 'server+1')}"
 
 

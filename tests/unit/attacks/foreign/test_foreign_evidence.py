@@ -85,6 +85,21 @@ def test_updates_that_the_declared_training_does_not_give_are_named(base: Audit,
     assert "check x, y, their scale and order" in found["training done again"]
 
 
+OF_SOME = {
+    "updates times 10, some clients": ("training done again", "unlike those of most clients"),
+    "first layer of another, some clients": ("training done again", "of several clients or rounds"),
+    "half never trained, some clients": ("samples without a share", "give each client the samples that it trained on, and no others"),
+}
+
+
+@pytest.mark.parametrize("name", OF_SOME)
+def test_a_misuse_by_some_clients_is_named(name: str) -> None:
+    check, words = OF_SOME[name]
+    whole = made(**BASES["linear, all labels"] if check == "samples without a share" else {**BASES["mlp"], "kind": "cnn"}, seed=4)
+    assert not reasons(whole)
+    assert words in reasons(MISUSES[name](whole))[check]
+
+
 def test_labels_that_are_numbered_otherwise_or_missing_are_named(base: Audit) -> None:
     x, y = base.auxiliary
     exchanged = torch.where(y == 0, 1, torch.where(y == 1, 0, y))
