@@ -15,8 +15,10 @@ import numpy as np
 
 from ..errors import InputError
 from .class_names import accidental_pairs, no_classes, unified
-from .columns import Column, Part, cell_name, cell_number, feature_names, is_blank, moment, nested, shown
+from .columns import Column, Part, as_written, cell_name, cell_number, feature_names, is_blank, moment, nested, shown
 from .doubtful_columns import is_filler_date
+from .doubtful_rows import check_rows
+from .doubtful_values import FEWEST_FILLED
 from .plausible import row_numbers
 from .raw_tables import RawTable, read_table
 from .table_labels import names_of_classes
@@ -40,9 +42,12 @@ MOST_CATEGORIES = 50
 FEW_CATEGORIES = 8
 WORDS_OF_TEXT = 2.5
 NO_VALUES, IDENTIFIER = "has no values", "all values differ: an identifier"
+_POINTED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 _COMMAS = re.compile(r"[+-]?[0-9.]*[0-9](,[0-9]+)*")
 _UNIT = re.compile(r"[^\w\s+-]{0,2}\s?[+-]?\d[\d.,' \u00a0]*\s?[^\d\s]{0,8}")
 MOSTLY, SURELY = 0.5, 0.9
+FEW_DATES = 200
+"""Cells by which the way that most dates of a column are written is found."""
 FORMATS = (
     "", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
     "%Y/%m/%d %H:%M", "%d.%m.%y", "%b %d, %Y", "%d %b %Y",
@@ -96,6 +101,7 @@ def guessed(path: Path, label: str = "", client: str = "") -> Guess:
         raise InputError(f"--label, --client: both name {label!r}")
     label_range = _label_range(table, label)
     classes = () if label_range else names_of_classes([table], label)[1]
+    check_rows(table.columns, table.parsed, table.place)
     columns, remarks = guessed_columns(table, [name for name in (label, client) if name])
     clients = len(set(unified(table.names("client_column", client))[0].values())) if client else 0
     if not any(feature_names(column) for column in columns):
@@ -167,7 +173,8 @@ def _guess(table: RawTable, name: str) -> tuple[Column, str]:
     if np.isfinite(numbers).all() and not _are_codes(there):
         if how := row_numbers(name, [numbers] if not blanks else []):
             return Column(name, "ignore"), how
-        return _number(name, numbers, blanks)
+        column, remark = _number(name, numbers, blanks)
+        return column, "; ".join(filter(None, (remark, _points_of_thousands(there))))
     if any("," in str(cell) for cell in there) and all(_COMMAS.fullmatch(str(cell).strip()) for cell in there):
         return Column(name, "ignore"), "numbers with commas are not read; write them with decimal points, without separators of thousands"
     if (dates := _dates(name, there, blanks)) is not None:
@@ -180,6 +187,16 @@ def _are_codes(cells: Sequence[Any]) -> bool:
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     is_code = len(texts) == len(cells) and all(text.isdecimal() for text in texts) and len({len(text) for text in texts}) == 1
     return is_code and len(texts[0]) > 1 and any(text.startswith("0") for text in texts)
+
+
+def _points_of_thousands(cells: Sequence[Any]) -> str:
+    """A remark on numbers such as 1.250 and 980 in one column, where all points have three digits after them; "" for others."""
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    pointed = [text for text in texts if "." in text]
+    whole = len(texts) - len(pointed)
+    if len(texts) < len(cells) or min(len(pointed), whole) < FEWEST_FILLED or not all(map(_POINTED.fullmatch, pointed)):
+        return ""
+    return f"all points are followed by three digits, such as {pointed[0]!r}, and {whole} cells have none; do they separate thousands?"
 
 
 def _number(name: str, values: np.ndarray[Any, np.dtype[np.float64]], blanks: int) -> tuple[Column, str]:
@@ -205,9 +222,16 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
 def _dates(name: str, cells: Sequence[Any], blanks: int) -> tuple[Column, str] | None:
     fitting = [written for written in FORMATS if all(moment(cell, written) is not None for cell in cells)]
     if not fitting:
-        return None
+        some = cells[:: max(1, len(cells) // FEW_DATES)]
+        count, best = max((sum(moment(cell, written) is not None for cell in some), written) for written in FORMATS)
+        if count < MOSTLY * len(some):
+            return None
+        others = [cell for cell in cells if moment(cell, best) is None]
+        how = f"are dates as {best or '2024-05-31'}, and {len(others)} are not, such as {shown(others[0])}"
+        return Column(name, "ignore"), f"{len(cells) - len(others)} of {len(cells)} cells {how}; write all in one way"
     moments = [at for cell in cells if (at := moment(cell, fitting[0])) is not None]
-    meant = [at for at in moments if not is_filler_date(at.year, at.month, at.day)] or moments
+    meant = [at for at in moments if not is_filler_date(at.year, at.month, at.day)]
+    meant = moments if len(moments) - len(meant) < FEWEST_FILLED or not meant else meant
     first, last = min(meant), max(meant)
     begin = datetime(first.year, first.month, 1, tzinfo=UTC)
     end = datetime.max.replace(tzinfo=UTC) if last.year == datetime.max.year else _next_month(last)
@@ -220,6 +244,9 @@ def _dates(name: str, cells: Sequence[Any], blanks: int) -> tuple[Column, str] |
         f"{fitting[1]!r} reads all dates, too" if len(fitting) > 1 else "", f"{blanks} blanks are the middle" if blanks else "",
         f"{len(moments) - len(meant)} cells are {' or '.join(filled)}, which programs write for no date; make them blank" if filled else "",
     ]  # fmt: skip
+    zoned = sum(at.tzinfo is not None for cell in cells if (at := as_written(cell, fitting[0])) is not None)
+    if 0 < zoned < len(cells):
+        remarks.append(f"{zoned} cells have a time zone, and the others are taken as UTC")
     column = Column(name, "date", range=ends, format=fitting[0], parts=tuple(parts), blank="middle" if blanks else "refuse")
     return column, "; ".join(filter(None, remarks))
 

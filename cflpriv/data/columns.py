@@ -20,7 +20,7 @@ from .class_names import NOT_A_CLASS, accidental_pairs, same_name
 from .scaling import Scaling
 
 __all__ = [
-    "Column", "Part", "cell_name", "cell_number", "encoded", "feature_names", "is_blank", "moment", "nested", "not_nested",
+    "Column", "Part", "cell_name", "cell_number", "cell_numbers", "encoded", "feature_names", "is_blank", "moment", "nested", "not_nested",
     "scaling_of", "shown",
 ]  # fmt: skip
 
@@ -191,9 +191,22 @@ def cell_number(cell: Any) -> float:
     """The number in a cell, NaN if there is none that can be used."""
     try:
         number = math.nan if isinstance(cell, str) and "_" in cell else float(cell)  # Python reads 2020_01 as 202001
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
     return number if abs(number) <= LARGEST else math.nan
+
+
+def cell_numbers(cells: Sequence[Any]) -> Array:
+    """The numbers in cells, float64 (n,), each as `cell_number` reads it."""
+    kinds = set(map(type, cells))
+    if kinds <= {int, float, bool} or (kinds == {str} and "_" not in "".join(cells)):
+        try:
+            numbers = np.fromiter(map(float, cells), np.float64, len(cells))
+        except (ValueError, OverflowError):
+            return np.array([cell_number(cell) for cell in cells], np.float64)
+        numbers[~(np.abs(numbers) <= LARGEST)] = math.nan
+        return numbers
+    return np.array([cell_number(cell) for cell in cells], np.float64)
 
 
 def is_blank(cell: Any) -> bool:

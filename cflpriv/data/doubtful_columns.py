@@ -3,7 +3,7 @@
 Each check needs evidence that good tables have by no chance. Warnings are of what spoils a result, notes of what is only odd.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,27 +13,30 @@ import numpy as np
 from ..types import Array
 from .class_names import accidental_pairs, same_name
 from .columns import cell_name, nested, shown
+from .doubtful_clients import client_remarks
+from .doubtful_units import mixed_units, shown_step
+from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, stuck, zeros_apart
 
-__all__ = ["Remarks", "column_remarks", "filler", "is_filler_date", "total_row"]
+__all__ = ["Remarks", "column_remarks", "is_filler_date"]
 
-FEW = 10
 MOST_PARTNERS = 50
 """A column with more values is not compared with classes or clients."""
-FEWEST_FILLED = 3
-"""A filler occurs at least this many times."""
-RARELY = 0.2
-"""Cells with a filler that is no number of nines, or with another unit, are at most this share."""
-ALIKE = 0.15
-"""Units differ by a power of ten to within this share."""
+MOST_WRONG = 0.05
+"""Of the rows of the rarest class: a column that says so few labels wrongly nearly is the label."""
+STEPS = 0.8
+"""So many neighbours are equal in a column of steps."""
+SAMPLE = 1000
+"""Rows of a longer table that are looked at first."""
 EXACT = 2.0**53
 """Larger whole numbers are not all numbers of double precision."""
+MOST_COMPARED, ROUNDED = 200, 1e-5
+"""Of so many columns pairs are compared; two are one but for rounding if their correlation is nearer to 1 than this."""
 SAME = 1e-9
 """A column is the label in another unit if their correlation is nearer to 1 than this."""
 FILLER_DATES = frozenset(
     ((1, 1, 1), (1753, 1, 1), (1899, 12, 30), (1899, 12, 31), (1900, 1, 1), (1970, 1, 1), (2099, 12, 31), (9999, 12, 31))
 )
 """Year, month and day that programs write where a date is missing."""
-TOTALS = frozenset(("total", "totals", "grand total", "subtotal", "sum", "sums", "average", "mean", "overall", "all"))
 
 
 @dataclass(frozen=True)
@@ -44,63 +47,14 @@ class Remarks:
     notes: tuple[str, ...] = ()
 
 
-def filler(values: Array) -> tuple[float, int] | None:
-    """A number that stands for a missing value among numbers (n,), and how often it does; None if there is none.
-
-    It is the least or the largest, occurs several times, and is farther from all other values than these are from each other. Numbers
-    other than nines are rare (`RARELY`), and not 0, which counts and amounts have.
-    """
-    if len(values) < FEW:
-        return None
-    for end in (float(values.min()), float(values.max())):
-        nines = f"{abs(end):.12g}".replace(".", "")
-        others = values[values != end]
-        count = len(values) - len(others)
-        if count < FEWEST_FILLED or len(others) < FEW or len(np.unique(others)) < 3:
-            continue
-        if (len(nines) < 2 or set(nines) != {"9"}) and (end == 0 or count > RARELY * len(values)):
-            continue
-        nearest = float(others.min() if end < others.min() else others.max())
-        if abs(end - nearest) > others.max() - others.min():
-            return end, count
-    return None
-
-
-def other_unit(values: Array) -> tuple[float, int] | None:
-    """The power of ten between some of the numbers (n,) and the others, as in another unit, and how many these are; None if none differ.
-
-    The few are apart from the others by more than the others' range.
-    """
-    ordered = np.sort(values)
-    if len(ordered) < FEW or ordered[0] <= 0:
-        return None
-    place = int(np.argmax(np.diff(np.log(ordered)))) + 1
-    low, high = ordered[:place], ordered[place:]
-    few, many = (low, high) if len(low) < len(high) else (high, low)
-    if not FEWEST_FILLED <= len(few) <= RARELY * len(values) or len(np.unique(few)) < 2:
-        return None
-    ratio = float(np.median(high) / np.median(low))
-    power = 10.0 ** round(np.log10(ratio))
-    apart = min(float(high[0] / low[-1]), ratio) > float(many[-1] / many[0]) * float(few[-1] / few[0])
-    return (power, len(few)) if power >= 10 and abs(ratio / power - 1) < ALIKE and apart else None
-
-
-def _zeros_apart(values: Array) -> int:
-    """How many of these numbers (n,) are 0, if few are, and all others are above 0 by more than half of their range; else 0."""
-    others = values[values != 0]
-    count = len(values) - len(others)
-    if not FEWEST_FILLED <= count <= RARELY * len(values) or len(np.unique(others)) < FEW or others.min() < 0:
-        return 0
-    return count if others.min() > (others.max() - others.min()) / 2 else 0
-
-
 def is_filler_date(year: int, month: int, day: int) -> bool:
     """Whether programs write this date where one is missing."""
     return (year, month, day) in FILLER_DATES
 
 
 def column_remarks(
-    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], label: tuple[str, Array, bool], client: tuple[str, Array | None]
+    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], label: tuple[str, Array, bool],
+    client: tuple[str, Array | None, Sequence[str]], own: Collection[str] = (),
 ) -> Remarks:  # fmt: skip
     """Remarks on the columns of features of a table.
 
@@ -108,50 +62,100 @@ def column_remarks(
         columns: the cells of each column, all parts of the table together.
         numbers: the values (rows,) of columns of numbers, NaN for blanks.
         label: its column's name, its classes or numbers (rows,), and whether it is a number.
-        client: its column's name, and the number of each row's client (rows,); None without clients.
+        client: its column's name, the number of each row's client (rows,), None without clients, and the clients' names.
+        own: columns that each client standardises by its own rows.
     """
     warnings, notes = list[str](), list[str]()
     numbered = {**numbers, label[0]: label[1]} if label[2] else numbers
-    for name, values in numbered.items():
-        if (found := filler(values[np.isfinite(values)])) is not None:
-            warnings.append(
-                f"column {name!r}: {found[0]:g} occurs {found[1]} times, far from all other values; if it stands for a missing value, "
-                "make these cells blank"
-            )
-        elif zeros := _zeros_apart(values[np.isfinite(values)]):
-            notes.append(
-                f"column {name!r}: 0 occurs {zeros} times, apart from all other values; if it stands for a missing value, make it blank"
-            )
-        elif (unit := other_unit(values[np.isfinite(values)])) is not None:
-            notes.append(f"column {name!r}: {unit[1]} values differ from all others by about {unit[0]:g} times; are they in another unit?")
+    for name, column in numbered.items():
+        there = np.isfinite(column)
+        finite = Numbers(column[there])
+        warned, noted = _value_remarks(finite)
+        if warned and _of_places(column, finite, client[1]):
+            continue
+        if not warned and (still := stuck(column[there], finite)) is not None:
+            noted = [*noted, f"{still[1]} rows one after another have {still[0]:g}, and hardly a row else; did a sensor, or a copy, stop?"]
+        warnings += [f"column {name!r}: {remark}" for remark in warned]
+        notes += [f"column {name!r}: {remark}" for remark in noted]
+    for name, found in mixed_units(numbers, label[1], client[1]).items():
+        words = f"column {name!r}: {found.count} values differ from the others by {shown_step(found.step)}"
+        if found.sure:
+            warnings.append(f"{words}, and nothing else does; bring all to one unit")
+        else:
+            notes.append(f"{words}; are they in another unit?")
+    if client[1] is not None:
+        warned, noted = client_remarks(columns, numbers, client[1], client[2], own)
+        warnings += warned
+        notes += noted
     for name, cells in columns.items():
         if len(cells) < FEW or nested(cells[0]):
             continue
         if all(cell == cells[0] for cell in cells):
             notes.append(f"column {name!r} has one value only, {shown(cells[0])}, so it tells nothing")
             continue
-        own = numbers.get(name)
-        if own is not None and np.nanmax(np.abs(own), initial=0.0) > EXACT and len({*cells}) > len(np.unique(own)):
+        values = numbers.get(name)
+        if values is not None and np.nanmax(np.abs(values), initial=0.0) > EXACT and len({*cells}) > len(np.unique(values)):
             warnings.append(
-                f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(own))} in double precision, since they are "
+                f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(values))} in double precision, since they are "
                 "larger than 2^53; subtract a public number from all"
             )
-        if _is_label(cells, own, *label[1:]):
+        if _is_label(cells, values, *label[1:]):
             warnings.append(
                 f"column {name!r} says the label {label[0]!r}: each of its values goes with one label; leave it out if it is made from "
                 "the label, or known only after it"
             )
-        elif own is not None and not label[2] and _decides(own, label[1]):
+        elif not label[2] and (share := _agreement(cells, label[1])):
+            notes.append(
+                f"column {name!r} says the label {label[0]!r} in {100 * share:.4g} % of the rows; leave it out if it is known only after it"
+            )
+        elif values is not None and not label[2] and _decides(values, label[1]):
             notes.append(f"column {name!r} decides the label {label[0]!r} alone, by thresholds; leave it out if it is known only after it")
-        if own is not None and client[1] is not None and _counts_rows(own, client[1]):
+        if values is not None and client[1] is not None and _counts_rows(values, client[1]):
             notes.append(f"column {name!r} counts the rows of each client; leave it out if it is an index")
         if name not in numbers and client[1] is not None and _partners(cells, client[1]):
             warnings.append(
                 f"column {name!r} names the client: each of its values is at one client; leave it out, or models learn who somebody is"
             )
+    notes += [f"columns {first!r} and {second!r} say the same in two units" for first, second in _proportional(numbers)]
     notes += [f"columns {first!r} and {second!r} are equal" for first, second in _equal(columns)]
     notes += [f"columns {first!r} and {second!r} have names that differ as by accident" for first, second in accidental_pairs(columns)]
     return Remarks(tuple(warnings), tuple(notes))
+
+
+def _of_places(values: Array, numbers: Numbers, clients: Array | None) -> bool:
+    """Whether the least, or the largest, value belongs to places in the table rather than to missing values.
+
+    It fills all rows of clients, as a height above the sea does, and no row of others; or it is one step of a column of steps.
+    """
+    for end in (numbers.levels[0], numbers.levels[-1]):
+        here = values == end
+        still = values[1:] == values[:-1]
+        if still[~here[1:]].mean() > STEPS and np.diff(np.flatnonzero(here)).max(initial=1) == 1:
+            return True
+        if clients is not None:
+            inside = np.bincount(clients[here], minlength=int(clients.max()) + 1)
+            rows = np.bincount(clients, minlength=len(inside))
+            if (inside >= FEW).any() and ((inside == 0) | (inside == rows)).all():
+                return True
+    return False
+
+
+def _value_remarks(numbers: Numbers) -> tuple[list[str], list[str]]:
+    """Warnings and notes of the numbers of a column."""
+    blank = "if it stands for a missing value, make these cells blank"
+    if (found := filler(numbers)) is not None:
+        return [f"{found[0]:g} occurs {found[1]} times, far from all other values; {blank}"], []
+    if (coded := missing_code(numbers)) is not None:
+        codes = " or ".join(f"{code:g}" for code in coded[0])
+        return [f"{codes} occurs {coded[1]} times, and no other value is negative; {blank}"], []
+    if far := far_values(numbers):
+        some = " and ".join(f"{value:g}" for value in sorted(set(far)))
+        return [f"{some} is far beyond all other values, which then differ little; is it a slip, or another unit?"], []
+    if zeros := zeros_apart(numbers):
+        return [], [f"0 occurs {zeros} times, apart from all other values; {blank}"]
+    if (often := inner_filler(numbers)) is not None:
+        return [], [f"{often[0]:g} occurs {often[1]} times, far more often than any other value; {blank}"]
+    return [], []
 
 
 def _is_label(cells: Sequence[Any], values: Array | None, labels: Array, is_number: bool) -> bool:
@@ -173,8 +177,27 @@ def _partners(cells: Sequence[Any], codes: Array) -> bool:
     return len(code_of) > 1 and min(seen.values()) > 1
 
 
+def _agreement(cells: Sequence[Any], labels: Array) -> float:
+    """The share of rows whose label is the usual one of their value, if a column of few values says nearly all labels; else 0."""
+    if len(cells) > 2 * SAMPLE and not _agreement(cells[:: len(cells) // SAMPLE], labels[:: len(cells) // SAMPLE]):
+        return 0.0
+    counts: dict[Hashable, dict[int, int]] = {}
+    for cell, code in zip(cells, labels.tolist(), strict=True):
+        of_value = counts.setdefault(cell, {})
+        of_value[code] = of_value.get(code, 0) + 1
+        if len(counts) > MOST_PARTNERS:
+            return 0.0
+    usual = np.unique([max(of_value, key=of_value.__getitem__) for of_value in counts.values()])
+    wrong = len(cells) - sum(max(of_value.values()) for of_value in counts.values())
+    rarest = np.unique(labels, return_counts=True)[1].min()
+    told = len(usual) == len(np.unique(labels)) > 1 and FEW * len(counts) <= len(cells) and rarest >= FEW
+    return 1 - wrong / len(cells) if told and wrong <= MOST_WRONG * rarest else 0.0
+
+
 def _decides(values: Array, labels: Array) -> bool:
     """Whether each label has a range of values of its own, with `FEW` rows at least."""
+    if len(values) > 2 * SAMPLE and not _decides(values[:: len(values) // SAMPLE], labels[:: len(values) // SAMPLE]):
+        return False
     if len(np.unique(values)) <= MOST_PARTNERS or not np.isfinite(values).all() or min(np.unique(labels, return_counts=True)[1]) < FEW:
         return False
     ends = sorted((float(values[labels == label].min()), float(values[labels == label].max())) for label in np.unique(labels))
@@ -192,6 +215,17 @@ def _counts_rows(values: Array, clients: Array) -> bool:
     return len(np.unique(clients)) > 1
 
 
+def _proportional(numbers: Mapping[str, Array]) -> list[tuple[str, str]]:
+    """Pairs of columns of numbers, not equal, of which one is the other times a number plus a number, but for rounding."""
+    names = [name for name, values in numbers.items() if np.isfinite(values).all() and len(np.unique(values[:SAMPLE])) > MOST_PARTNERS]
+    if not 1 < len(names) <= MOST_COMPARED:
+        return []
+    some = np.stack([numbers[name][:: max(1, len(numbers[name]) // SAMPLE)] for name in names])
+    related = np.abs(np.corrcoef(some)) > 1 - ROUNDED
+    pairs = [(names[i], names[j]) for i, j in zip(*np.nonzero(np.triu(related, 1)), strict=True)]
+    return [(first, second) for first, second in pairs if not np.array_equal(numbers[first], numbers[second])]
+
+
 def _equal(columns: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
     """Pairs of columns with the same cells, which are not all one value."""
     pairs, first = list[tuple[str, str]](), dict[str, str]()
@@ -201,13 +235,3 @@ def _equal(columns: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
         if other != name and len(cells) >= FEW and cells == columns[other] and any(cell != cells[0] for cell in cells):
             pairs.append((other, name))
     return pairs
-
-
-def total_row(columns: Mapping[str, Sequence[Any]], place: str) -> str:
-    """A warning if the last row of a table, which is at `place`, is a total of the others; "" if it is not."""
-    for name, cells in columns.items():
-        if len(cells) < FEW or not isinstance(cells[-1], str):
-            continue
-        if cells[-1].strip(" :.").casefold() in TOTALS and cells.count(cells[-1]) == 1:
-            return f"{place}: {cells[-1]!r} in column {name!r} occurs in the last row alone; remove the row if it is a total of the others"
-    return ""

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..protocols.bounded_files import open_regular
 from ..types import Array
 from .class_names import number_of
-from .columns import cell_name, cell_number, not_nested, shown
+from .columns import cell_name, cell_numbers, not_nested, shown
 from .formats import check_cells, csv_row_numbers, read_csv, separated_otherwise
 from .huggingface import read_saved
 
@@ -52,13 +52,27 @@ class RawTable:
     def row(self, row: int) -> str:
         return f"row {self.numbers_of_rows[row]}"
 
+    def place(self, row: int) -> str:
+        """Where a row is, for an error."""
+        return f"{self.path}: {self.row(row)}"
+
     def at(self, row: int, column: str) -> str:
         """Where a cell is, for an error."""
-        return f"{self.path}: {self.row(row)}, column {column!r}"
+        return f"{self.place(row)}, column {column!r}"
+
+    @cached_property
+    def _parsed(self) -> dict[str, Array]:
+        return {}
+
+    def parsed(self, name: str) -> Array:
+        """The numbers in a column, float64 (rows,), NaN where there is none. They are read once."""
+        if name not in self._parsed:
+            self._parsed[name] = cell_numbers(self.columns[name])
+        return self._parsed[name]
 
     def numbers(self, name: str) -> Array:
         """A column of features, float64 (rows,)."""
-        numbers = np.array([cell_number(cell) for cell in self.columns[name]])
+        numbers = self.parsed(name)
         if not np.isfinite(numbers).all():
             row = int(np.flatnonzero(~np.isfinite(numbers))[0])
             cell = self.columns[name][row]

@@ -1,5 +1,6 @@
 """The user's own tables, CSV, Parquet or Hugging Face: named columns, split as the configuration says."""
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -13,17 +14,21 @@ from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
 from .class_names import accidental_pairs, ascii_if_alike, missing_word, unified
-from .columns import Column, cell_number, encoded, feature_names
+from .columns import Column, encoded, feature_names
 from .datasets import Dataset, dataset_of
-from .doubtful_columns import column_remarks, total_row
+from .doubtful_columns import column_remarks
+from .doubtful_rows import check_rows, total_row, total_rows
 from .periods import last_rows, periods_of, times
 from .plausible import row_numbers, warnings_of_rows
 from .raw_tables import RawTable, read_table
+from .repeats import repeats_of
 from .scaling import Scaling
 from .table_labels import classes_of, doubtful_classes, label_numbers, sorted_names
 
 __all__ = ["Columns", "features_of", "load_table", "table_dataset"]
 
+MANY, MANY_COLUMNS, MANY_ROWS = 20, 3, 1000
+"""A column of more different values than `MANY` in `MANY_ROWS` rows has many; so many columns of many values tell rows apart."""
 SHOWN_NAMES = 20
 """Classes, clients and groups whose names a note lists."""
 
@@ -61,6 +66,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         for key in ("label", "client", "group", "time"):
             if name := getattr(columns, key):
                 table.column(f"data.{key}_column", name)
+        check_rows(table.columns, table.parsed, table.place)
     x, features, clipped = _features(tables, columns, scaling)
     y, classes, unsure = (
         (label_numbers(tables, columns.label), (), ()) if columns.numbers else classes_of(tables, columns.label, columns.classes)
@@ -78,7 +84,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         is_test = _split(strata, test_share, seed)
     else:
         is_test = last_rows(strata if periods is None else strata * columns.periods + periods, when, test_share)
-    doubts, odd = _doubtful_columns(tables, columns, features, y, owners)
+    doubts, odd = _doubtful_columns(tables, columns, features, y, owners, client_names, scaling)
     early = _early(tables, strata if periods is None else strata * columns.periods + periods, when, is_test)
     order = np.arange(len(y)) if when is None else np.argsort(when, kind="stable")
     train, test = order[~is_test[order]], order[is_test[order]]
@@ -91,7 +97,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
 
     dataset = dataset_of(
         str(tables[0].path), (x[train], y[train]), (x[test], y[test]), len(classes),
-        notes=(*_notes(features, classes, client_names, group_names), *unsure, *clipped, *odd),
+        notes=(*_notes(features, classes, client_names, group_names), *unsure, *clipped, *odd, *_nearly_equal(x[train], x[test], features)),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
         kinds=(None, None) if groups is None else (groups[train], groups[test]), label_range=columns.numbers,
         warnings=(
@@ -189,26 +195,49 @@ def features_of(table: RawTable, schema: Sequence[Column], others: Collection[st
 
 
 def _doubtful_columns(
-    tables: Sequence[RawTable], columns: Columns, features: Sequence[str], y: Array, owners: Array | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    tables: Sequence[RawTable], columns: Columns, features: Sequence[str], y: Array, owners: Array | None, names: Sequence[str],
+    scaling: Scaling,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:  # fmt: skip
     """Warnings and notes of the columns of features, of the label if it is a number, and of rows."""
     used = [column.name for column in columns.typed if column.type != "ignore"] if columns.typed else list(features)
     plain = [column.name for column in columns.typed if column.type == "number"] if columns.typed else list(features)
-    parts = {name: [np.array([cell_number(cell) for cell in table.columns[name]]) for table in tables] for name in plain}
+    parts = {name: [table.parsed(name) for table in tables] for name in plain}
     place, remarks = tables[0].path, []
     for name in plain:
         if how := row_numbers(name, parts[name]):
             advice = "leave it out (data.feature_columns, or type 'ignore' in data.columns), since a model can only memorise it"
             remarks.append(f"{place}: column {name!r} {how}; {advice}")
-    cells = {name: [cell for table in tables for cell in table.columns[name]] for name in used}
-    numbers = {name: np.concatenate(values) for name, values in parts.items()}
-    found = column_remarks(cells, numbers, (columns.label, y, bool(columns.numbers)), (columns.client, owners))
+    whole = len(tables) == 1
+    cells = {name: tables[0].columns[name] if whole else [cell for table in tables for cell in table.columns[name]] for name in used}
+    numbers = {name: values[0] if whole else np.concatenate(values) for name, values in parts.items()}
+    own = {column.name for column in columns.typed if column.own} if columns.typed else set(features) if scaling.per_client else set()
+    label, client = (columns.label, y, bool(columns.numbers)), (columns.client, owners, names)
+    found = column_remarks(cells, numbers, label, client, own)
     remarks += [f"{place}: {remark}" for remark in found.warnings]
     remarks += [total for table in tables if (total := total_row(table.columns, f"{table.path}: {table.row(table.rows - 1)}"))]
+    totals, kind = total_rows(numbers, owners)
+    if totals:
+        first = totals[0]
+        where = tables[0].row(first) if first < tables[0].rows else f"{tables[1].path}: {tables[1].row(first - tables[0].rows)}"
+        more = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
+        remarks.append(f"{place}: {where}{more} has the {kind} of other rows in all columns of numbers; remove it")
     known = {name for table in tables[:1] for name in table.columns}
     more = [name for table in tables[1:] for name in table.columns if name not in known]
     notes = [f"{tables[-1].path}: column {name!r} is in this file alone, so it is not used" for name in more]
     return tuple(remarks), (*found.notes, *notes)
+
+
+def _nearly_equal(x_train: Array, x_test: Array, features: Sequence[str]) -> tuple[str, ...]:
+    """A note of test rows that equal a training row in all columns of many values, as a join makes them, and not in others."""
+    many = [i for i in range(len(features)) if len(np.unique(x_train[:MANY_ROWS, ..., i])) > MANY]
+    if not MANY_COLUMNS <= len(many) < len(features):
+        return ()
+    whole, part = repeats_of(x_train, x_test), repeats_of(x_train[..., many], x_test[..., many])
+    if whole.tested or not part.tested:
+        return ()
+    others = [name for i, name in enumerate(features) if i not in many]
+    some = ", ".join(map(repr, others[:3])) + (", …" if len(others) > 3 else "")
+    return (f"{part.tested} of {len(x_test)} test rows equal a training row but for {some}; did a join repeat rows?",)
 
 
 def _check_range(x: Array, tables: Sequence[RawTable], features: Sequence[str], scaling: Scaling) -> None:
@@ -251,7 +280,13 @@ def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | Non
                 f"{tables[0].path}: column {name!r} (data.{key}): {shown(first)} and {shown(second)} count as two, and differ as by "
                 "accident; write them in one way if they are one"
             )
-    return np.array([number[name_of[cell]] for cell in cells], np.int64), tuple(names), tuple(doubts[:4])
+    codes = np.array([number[name_of[cell]] for cell in cells], np.int64)
+    padded: dict[str, str] = {}
+    for written in names if key == "client_column" else ():
+        other = padded.setdefault(re.sub(r"(?<!\d)0+(?=\d)", "", written), written)
+        if other != written and not other.isdecimal():
+            doubts.append(f"{tables[0].path}: column {name!r} (data.{key}): {other!r} and {written!r} count as two; write them in one way")
+    return codes, tuple(names), tuple(doubts[:4])
 
 
 def _one_group_each(path: Path, owners: Array, groups: Array, clients: Sequence[str], names: Sequence[str]) -> None:

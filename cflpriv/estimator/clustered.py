@@ -57,6 +57,7 @@ SHORT = {
 Keys = Mapping[str, Any]
 MOST_CLIPPED = 0.5
 """Above so many clipped values a row, predictions are warned of: a column in another unit has about one."""
+FEWEST_CLIPPED, MOST_SHOWN = 5, 3
 _SHOWN: set[str] = set()
 """The warnings that this process has logged. `summary_` has those of each fit."""
 
@@ -71,15 +72,22 @@ def _log(line: str) -> None:
         LOG.warning(words)
 
 
-def _shares(predictions: Predictions) -> Array:
-    """The probabilities of predictions; warns if more than `MOST_CLIPPED` clipped values a row are outside the ranges of the training."""
-    rows = max(1, len(predictions.rows))
-    if predictions.clipped > MOST_CLIPPED * rows:
-        words = (
-            f"X: {counted(predictions.clipped, 'value')} in {counted(rows, 'row')} are outside the ranges of the training, and were clipped"
-        )
+def _shares(parts: Mapping[str, Predictions]) -> Array:
+    """The probabilities of the predictions for each client.
+
+    Warns if more than `MOST_CLIPPED` clipped values a row of a client with `FEWEST_CLIPPED` of them are outside the ranges of the training.
+    """
+    beyond = {
+        name: part for name, part in parts.items()
+        if part.clipped > MOST_CLIPPED * max(1, len(part.rows)) and (part.clipped >= FEWEST_CLIPPED or len(parts) == 1)
+    }  # fmt: skip
+    if beyond:
+        clipped, rows = sum(part.clipped for part in beyond.values()), sum(len(part.rows) for part in beyond.values())
+        some = ", ".join(map(repr, [*beyond][:MOST_SHOWN])) + (", …" if len(beyond) > MOST_SHOWN else "")
+        of = "" if len(beyond) == len(parts) else f" of client{'s' if len(beyond) > 1 else ''} {some}"
+        words = f"X: {counted(clipped, 'value')} in {counted(rows, 'row')}{of} are outside the ranges of the training, and were clipped"
         warnings.warn(f"{words}; are all columns in the units that fit had?", CflprivWarning, stacklevel=3)
-    return predictions.shares
+    return joined(list(parts.values())).shares
 
 
 @contextmanager
@@ -301,9 +309,9 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self._by_cluster(rows, cluster)
         if rows.owners is None:
             shared = self._shared()
-            return _shares(predict(shared.pipeline, shared.state, rows.table))
+            return _shares({"": predict(shared.pipeline, shared.state, rows.table)})
         names = [same_name(name) for name in rows.table.names("client_column", rows.client)]
-        parts: list[Predictions] = []
+        parts: dict[str, Predictions] = {}
         for name in dict.fromkeys(names):
             if name not in self._models:
                 raise InputError(
@@ -311,8 +319,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"model of cluster K, 0 to {self.n_clusters_ - 1}; there are {self._known()}"
                 )
             own = [row for row, owner in enumerate(names) if owner == name]
-            parts.append(predict(self._models[name].pipeline, self._models[name].state, rows.table.only(own)))
-        return _shares(joined(parts))
+            parts[name] = predict(self._models[name].pipeline, self._models[name].state, rows.table.only(own))
+        return _shares(parts)
 
     def _by_cluster(self, rows: FrameRows, cluster: int) -> Array:
         """The probabilities by the model of a cluster; if the model needs clients' statistics, those of their rows here are taken."""
@@ -323,13 +331,13 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         pipeline, names = replace(members[0].pipeline, mean=(), std=()), [""] * rows.table.rows
         if pipeline.scaling.per_client and rows.owners is not None:
             names = rows.table.names("client_column", rows.client)
-        parts: list[Predictions] = []
+        parts: dict[str, Predictions] = {}
         for name in dict.fromkeys(names):
             table = rows.table.only([row for row, owner in enumerate(names) if owner == name])
             if pipeline.scaling.per_client and table.rows < FEWEST_ROWS:
                 raise InputError(f"client {name!r}: {counted(table.rows, 'row')}, and {FEWEST_ROWS} are needed to standardise its features")
-            parts.append(predict(pipeline, members[0].state, table, table if pipeline.scaling.per_client else None))
-        return _shares(joined(parts))
+            parts[name] = predict(pipeline, members[0].state, table, table if pipeline.scaling.per_client else None)
+        return _shares(parts)
 
     def _shared(self) -> SavedClient:
         """The model for rows that name no client. Raises `InputError` where clients have models or statistics of their own."""

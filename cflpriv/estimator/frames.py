@@ -9,7 +9,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from ..data.columns import cell_name, cell_number, not_nested
+from ..data.columns import cell_name, not_nested
 from ..data.huggingface import columns_of
 from ..data.raw_tables import RawTable
 from ..errors import InputError
@@ -141,4 +141,4 @@ def one_client(rows: FrameRows) -> str:
 
 def numeric(table: RawTable, features: Sequence[str]) -> bool:
     """Whether all cells of the features are finite numbers, so that no schema is needed."""
-    return all(np.isfinite(cell_number(cell)) for name in features for cell in table.columns[name])
+    return all(np.isfinite(table.parsed(name)).all() for name in features)

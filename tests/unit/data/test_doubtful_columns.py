@@ -17,7 +17,8 @@ from cflpriv.data import DataSpec, build_population
 from cflpriv.data.class_names import accidental_pairs, combined, misspelt, strangers
 from cflpriv.data.column_guesses import guessed
 from cflpriv.data.columns import Column, encoded, nested, shown
-from cflpriv.data.doubtful_columns import _zeros_apart, filler, other_unit
+from cflpriv.data.doubtful_units import mixed_units
+from cflpriv.data.doubtful_values import Numbers, far_values, filler, inner_filler, missing_code, zeros_apart
 from cflpriv.data.huggingface import _decoded
 from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
@@ -73,6 +74,10 @@ WARNED: dict[str, tuple[Cells, str]] = {
     "the label": (cells(code=[{"no": "0", "yes": "1"}[label] for label in GOOD["label"]]), "column 'code' says the label 'label'"),
     "one class": (cells(label=["yes"] * ROWS), "all 96 training rows have the class 'yes', so there is nothing to learn"),
     "a missing client": (every(7, "NA", "client"), "'NA' is a word for a missing value, and counts as a name"),
+    "another unit": (
+        cells(height=[(1.5 if i % 10 == 0 else 150) * (1 + i % 13 / 40) for i in range(ROWS)]),
+        "12 values differ .* by about 100 times",
+    ),
     "whole numbers beyond 2^53": (cells(big=[2**60 + i * 17 % 101 for i in range(ROWS)]), "column 'big': 101 different numbers are 1 in"),
 }
 NOTED: dict[str, tuple[Cells, str]] = {
@@ -87,9 +92,6 @@ NOTED: dict[str, tuple[Cells, str]] = {
     "a word of a survey": (every(9, "Prefer not to say", "label"), "'Prefer not to say' is taken as the name of a class"),
     "a cell that was cut": (cells(label=["ye" if i == 7 else ("yes", "no")[i % 2] for i in range(ROWS)]), "'ye'"),
     "zeros apart": (cells(pressure=[0 if i % 15 == 0 else 90 + i % 40 for i in range(ROWS)]), "column 'pressure': 0 occurs 8 times"),
-    "another unit": (
-        cells(height=[(1.5 if i % 10 == 0 else 150) * (1 + i % 13 / 40) for i in range(ROWS)]), "12 values differ .* by about 100 times"
-    ),
     "rows of a client": (cells(visit=[1 + i // 4 for i in range(ROWS)]), "column 'visit' counts the rows of each client"),
     "thresholds": (
         cells(score=[i / 1000 + (label == "no") for i, label in enumerate(GOOD["label"])]), "column 'score' decides the label 'label' alone"
@@ -270,23 +272,26 @@ def test_a_guess_is_right_or_says_why_not(kind: str, tmp_path: Path) -> None:
 @given(st.lists(st.integers(-1000, 1000), min_size=12, max_size=60), st.integers(3, 8))
 def test_a_filler_is_far_from_all_other_values(values: list[int], times: int) -> None:
     numbers = np.array([*values, *[99999] * times], float)
-    assert filler(numbers) == ((99999.0, times) if len(set(values)) > 2 else None)
-    found = filler(np.array(values, float))
+    assert filler(Numbers(numbers)) == ((99999.0, times) if len(set(values)) > 2 else None)
+    found = filler(Numbers(np.array(values, float)))
     assert found is None or (found[0] != 0 and found[1] >= 3)
 
 
 def test_nines_that_are_values_are_no_filler() -> None:
     percent = np.repeat(np.arange(0.0, 100.0), 3)
     for values in (percent, np.r_[percent, [999.0] * 2], np.r_[np.zeros(20), [99.0] * 5], np.full(20, 99.0)):
-        assert filler(values) is None
+        assert filler(Numbers(values)) is None
 
 
 def test_zeros_and_two_groups_of_values_pass() -> None:
     draws = np.random.default_rng(0)
     slow = np.where(draws.random(300) < 0.1, draws.normal(2000, 200, 300), draws.normal(120, 15, 300))
     for values in (draws.poisson(5, 300), np.where(draws.random(300) < 0.7, 0, draws.gamma(1, 5, 300)), slow, draws.lognormal(2, 2, 300)):
-        assert filler(values) is other_unit(values) is None
-        assert not _zeros_apart(values)
+        numbers = Numbers(values)
+        assert (filler(numbers), missing_code(numbers), inner_filler(numbers)) == (None, None, None)
+        assert not zeros_apart(numbers)
+        assert far_values(numbers) == ()
+        assert not any(mixed.sure for mixed in mixed_units({"x": values}, np.arange(len(values)) % 2, None).values())
 
 
 def test_names_of_classes() -> None:

@@ -1,0 +1,144 @@
+"""Columns in which one client, or a few, write something else than all others: another unit, other codes, two columns exchanged.
+
+Clients differ, and that is what groups are found by. So a remark needs that all others agree, and that a slip explains the difference.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..types import Array
+from .columns import cell_name
+from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, shown_step, values_of_clients
+
+__all__ = ["client_remarks"]
+
+MOST_CODES, FEWEST_ROWS = 12, 20
+"""A column with more different values has no codes; a client with fewer rows may lack a code by chance."""
+FAR, AGREED, ALIKE = 2.0, 1.0, 0.5
+"""In deviations: exchanged columns are so far from those of others, others agree to so much, and exchanged back they are so near."""
+RARE = 0.05
+"""A client may have one value only by chance if this share of all rows has it."""
+FAR_FROM_0 = 5.0
+MOST_NAMED = 3
+
+
+def client_remarks(
+    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], clients: Array, names: Sequence[str], own: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Warnings and notes of what a few clients write otherwise than all others.
+
+    Args:
+        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. clients: each row's client (rows,).
+        names: the clients' names, by number.
+        own: columns that each client standardises by its own rows, where a unit makes no difference.
+    """
+    warnings, notes = list[str](), list[str]()
+    order = np.argsort(clients, kind="stable")
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    if len(begins) < FEWEST_CLIENTS:
+        return warnings, notes
+
+    def shown(few: Sequence[int]) -> str:
+        some = ", ".join(repr(names[client]) for client in few[:MOST_NAMED]) + (", …" if len(few) > MOST_NAMED else "")
+        return f"client{'s' if len(few) > 1 else ''} {some}"
+
+    of_columns = {name: values_of_clients(values, clients) for name, values in numbers.items()}
+    for name, values in of_columns.items():
+        if (mixed := client_units(values)) is not None:
+            words = f"the values of {shown(mixed.clients)} differ from those of all others by {shown_step(mixed.step)}"
+            (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
+        elif (scored := _standardised(values)) is not None:
+            notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
+    for name, codes in numbers.items():
+        still = np.flatnonzero(np.minimum.reduceat(codes[order], begins) == np.maximum.reduceat(codes[order], begins))
+        sizes = np.diff(np.append(begins, len(order)))
+        if 0 < len(still) <= MINORITY * len(begins) and sizes[still].min() >= FEWEST_ROWS and len(np.unique(codes)) > MOST_CODES:
+            odd, value = clients[order][begins[still]].tolist(), float(codes[order][begins[still[0]]])
+            if (codes == value).sum() <= sizes[still].sum() + RARE * len(codes):
+                notes.append(f"column {name!r}: all values of {shown(odd)} are {value:g}, and those of others differ")
+    for name, cells in columns.items():
+        if (odd := _other_codes(cells, numbers.get(name), clients)) is not None:
+            client, its, usual = odd
+            notes.append(f"column {name!r}: {shown([client])} has {its}, and all others have {usual}; are they codes of the same?")
+    notes += [
+        f"columns {', '.join(map(repr, exchanged))} of {shown([client])} look as if they were exchanged"
+        for exchanged, client in _exchanged(of_columns)
+    ]
+    return warnings, notes
+
+
+def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) -> tuple[int, str, str] | None:
+    """A client with codes that nobody else has, or those of others moved by 1, where all others have the same; None if there is none."""
+    sets: dict[int, set[Any]] = {}
+    if numbers is not None and (len(np.unique(numbers[:1000])) > MOST_CODES or not np.isfinite(numbers).all()):
+        return None
+    counts = np.bincount(clients)
+    different = set[Any]()
+    values: Sequence[Any] = cells if numbers is None else numbers.tolist()
+    for value, client in zip(values, clients.tolist(), strict=True):
+        if value not in different:
+            different.add(value)
+            if len(different) > 2 * MOST_CODES:
+                return None
+        sets.setdefault(client, set()).add(value)
+    kinds = [frozenset(found) for found in sets.values()]
+    usual = max(kinds, key=kinds.count)
+    odd = [client for client, found in sets.items() if found != usual]
+    if len(odd) != 1 or len(sets) <= FEWEST_CLIENTS or not 2 <= len(usual) <= MOST_CODES or counts[counts > 0].min() < FEWEST_ROWS:
+        return None
+    own = sets[odd[0]]
+    moved = numbers is not None and any(own == {value + step for value in usual} for step in (1, -1))
+    if len(own) != len(usual) or not (moved or own.isdisjoint(usual)):
+        return None
+    its, others = (", ".join(repr(cell_name(value)) for value in sorted(codes, key=str)) for codes in (own, usual))
+    return odd[0], its, others
+
+
+def _standardised(own: ClientValues) -> int | None:
+    """The one client whose values have a median near 0 and a deviation near 1, far from those of all others; None if there is none."""
+    if len(own.clients) <= FEWEST_CLIENTS:
+        return None
+    middles, spreads = own.in_scale(logged=False)
+    scored = (np.abs(middles) < ALIKE) & (spreads > 0.6) & (spreads < 1.6)
+    others = own.quartiles[~scored]
+    return int(own.clients[scored][0]) if scored.sum() == 1 and (others[:, 0] > FAR_FROM_0).all() else None
+
+
+def _exchanged(of_columns: Mapping[str, ClientValues]) -> list[tuple[tuple[str, ...], int]]:
+    """Columns and a client whose values of each are like those that others have of another of them, and unlike those of the same."""
+    far: dict[int, list[_FarColumn]] = {}
+    for name, own in of_columns.items():
+        if len(own.clients) <= FEWEST_CLIENTS:
+            continue
+        middles, spreads = own.in_scale(logged=False)
+        usual, spread = float(np.median(middles)), float(np.median(spreads))
+        apart = np.abs(middles - usual) / spread if spread > 0 else np.zeros(len(middles))
+        odd = int(np.argmax(apart))
+        if apart[odd] > FAR and np.delete(apart, odd).max() < AGREED:
+            column = _FarColumn(name, float(middles[odd]), float(spreads[odd]), float(np.median(np.delete(middles, odd))), spread)
+            far.setdefault(int(own.clients[odd]), []).append(column)
+    found = []
+    for client, columns in far.items():
+        like = [[place for place, other in enumerate(columns) if other is not column and column.is_like(other)] for column in columns]
+        if len(columns) > 1 and all(like) and len({place for places in like for place in places}) == len(columns):
+            found.append((tuple(column.name for column in columns), client))
+    return found
+
+
+@dataclass(frozen=True)
+class _FarColumn:
+    """The median and deviation of one client's values of a column, and those usual at others."""
+
+    name: str
+    middle: float
+    spread: float
+    usual: float
+    usual_spread: float
+
+    def is_like(self, other: "_FarColumn") -> bool:
+        """Whether the client's values of this column are as others' values of another column."""
+        near = abs(self.middle - other.usual) < ALIKE * other.usual_spread
+        return near and other.usual_spread / 2 < self.spread < 2 * other.usual_spread
