@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.interface import Algorithm
+from ...algorithms.interface import Algorithm, no_groups
 from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
 from ...console import only
@@ -148,7 +148,8 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
             raise InputError(f"{config.data.changing}: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
         if change.data is None and algorithm.admit is None:
             raise InputError(f"{config.data.changing}: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
-    if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
+    groups = config.spec.knowledge is not no_groups  # where none are formed, none is small
+    if protection.small_clusters == "merge" and groups and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:
         raise InputError(
