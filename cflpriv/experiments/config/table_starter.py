@@ -33,7 +33,7 @@ _KEPT = (
     'kept, or set "headers", which leaves nothing to audit'
 )
 _PRIVACY = (
-    "[privacy]                       # also hide each sample: needs a public range for each number above, no blank = \"own\",",
+    '[privacy]                       # also hide each sample: needs a public range for each number above, no blank = "own",',
     "                                # and no rounds, epochs and lr in [training]: then they follow from epsilon",
     'unit = "sample"',
     "epsilon = 8.0",

@@ -21,7 +21,7 @@ from ...engine import Engine, Result
 from ...engine.device import using
 from ...engine.threads import one_thread
 from ...error_sums import pooled_errors
-from ...errors import CflprivWarning, InputError
+from ...errors import InputError, InputWarning
 from ...files import PRIVATE, write_atomically
 from ...plugins import load_plugin
 from ...protocols.bounded_files import read_json
@@ -140,7 +140,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     protection, dimension = config.protection, config.model_for(population).dimension
     check_metrics(config.run.metrics, population.classes)
     for doubt in input_warnings(config, population):
-        warnings.warn(doubt, CflprivWarning, stacklevel=2)
+        warnings.warn(doubt, InputWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
     for change in population.changes:
