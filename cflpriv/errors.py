@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from .protocols.errors import BudgetExceeded, TooFewClients
 
 __all__ = [
-    "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "TooFewClients", "TrainingDiverged", "WorkerLost", "near",
+    "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "InputWarning", "TooFewClients", "TrainingDiverged",
+    "WorkerLost", "near",
     "out_of_memory", "unknown_key",
 ]  # fmt: skip
 
@@ -41,6 +42,10 @@ class CallbackFailed(RuntimeError):
 
 class CflprivWarning(UserWarning):
     """Something works, but not as a careful reader may expect."""
+
+
+class InputWarning(CflprivWarning):
+    """A doubt about a run's settings, data or model, which its summary has, too."""
 
 
 def unknown_key(section: str, key: str, value: object, known: str) -> InputError:

@@ -5,7 +5,6 @@ Each command is a function in a file of this package.
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,11 +15,11 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ..errors import CallbackFailed, CflprivWarning, InputError, TrainingDiverged, WorkerLost, near, out_of_memory
+from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near, out_of_memory
 from ..extras import what_to_install
 from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
-from ..streams import printable_streams
+from ..streams import printable_streams, warn_in_lines
 from .auditing import audit, verify
 from .claiming import claims
 from .describing import contract, explain, list_
@@ -77,16 +76,8 @@ def _children_import_safely() -> Iterator[None]:
             os.environ.pop("PYTHONSAFEPATH", None)
 
 
-_plain_format = warnings.formatwarning
 INTERRUPTED = 130
 """What the command line's library returns after Ctrl-C in a command that does not handle it."""
-
-
-def _format_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning of this package in one line, without the place in the code, which means nothing to a user of the command line."""
-    if issubclass(category, CflprivWarning):
-        return f"cflpriv: warning: {message}\n"
-    return _plain_format(message, category, filename, lineno, line)
 
 
 @cache
@@ -99,7 +90,7 @@ def _command() -> click.Command:
 def main() -> None:
     """The entry point: errors become one line and an exit code."""
     printable_streams()
-    warnings.formatwarning = _format_warning
+    warn_in_lines()
     try:
         code = _command()(standalone_mode=False) or 0
         if code == INTERRUPTED:

@@ -14,7 +14,7 @@ from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, load_plugins,
 __all__ = ["audit", "verify"]
 
 TAKES = {
-    "to a recorded run": ("--adversary", "--budget", "--measure-remedies", "--workers", "--device", "--trust", "--data-dir"),
+    "to a recorded run": ("--adversary", "--budget", "--measure-remedies", "--workers", "--device", "--trust", "--data-dir", "--only"),
     "with --active": ("--out", "--set", "--device", "--trust", "--data-dir"),
     "with --foreign": (),
 }
@@ -66,14 +66,17 @@ def audit(
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="With --active, change a key: section.key=value.")] = None,
     device: DeviceName = None,
+    only: Annotated[
+        list[int] | None, typer.Option("--only", help="Of a sweep's folder: attack this run only, by its number. May be repeated.")
+    ] = None,
     plugin: Plugins = None,
     trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
     """Attack a recorded run; writes audit.json and audit/ into its folder. An interrupted audit resumes when called again.
 
-    RUN_DIR is a run folder whose payloads were recorded, or a sweep's folder: all its finished runs are attacked, and its report is made
-    again. With --active it may also be a configuration, with --foreign it is a folder of updates.
+    RUN_DIR is a run folder whose payloads were recorded, or a sweep's folder: its finished runs, or those of --only, are attacked, and its
+    report is made again. With --active it may also be a configuration, with --foreign it is a folder of updates.
     Exit code 1 where the updates of --foreign fail a check, so that nothing is concluded.
     """
     from ..attacks.remedies import remedy_line
@@ -93,6 +96,7 @@ def audit(
         "--device": device,
         "--data-dir": data_dir,
         "--trust": trust or None,
+        "--only": only,
     }
     for option, value in chosen.items():
         if value is not None and value != [] and option not in TAKES[kind]:
@@ -111,8 +115,10 @@ def audit(
         "measure_remedies": measure_remedies, "workers": workers,
     }  # fmt: skip
     if (run_dir / "sweep.toml").is_file():
-        _sweep_audit(run_dir, options)
+        _sweep_audit(run_dir, options, only or [])
         return
+    if only:
+        raise InputError(f"--only {only[0]}: {run_dir} is no sweep's folder; name the folder of the sweep")
     cells = _audited(run_dir, options)
     stored = read_json(run_dir / "audit.json").get("remedies_accepted", {})
     _print_audit(cells, {name: remedy_line(entry["words"], entry["changes"]) for name, entry in stored.items()}, accepted=bool(stored))
@@ -133,18 +139,18 @@ def _audited(run_dir: Path, options: Mapping[str, Any]) -> Sequence[Any]:
         sys.exit(1)
 
 
-def _sweep_audit(folder: Path, options: Mapping[str, Any]) -> None:
-    """Attack every finished run of a sweep, and make its report again."""
+def _sweep_audit(folder: Path, options: Mapping[str, Any], only: Sequence[int]) -> None:
+    """Attack every finished run of a sweep, or those of the numbers `only`, and make its report again."""
     from ..experiments.report.report import write_report
     from ..experiments.report.sweep_report import sweep_lines
     from ..experiments.sweep.sweep import sweep_of
-    from ..experiments.sweep.sweep_runs import finished, locked_sweep
+    from ..experiments.sweep.sweep_runs import finished, locked_sweep, part_of
 
     sweep = sweep_of(folder)
     assert sweep is not None
     if sweep.choose is not None:
         raise InputError(f"{folder}: [sweep] choose keeps all runs but the chosen secret; audit the folder of the chosen run")
-    made = [cell for cell in sweep.cells if finished(folder / cell.name)]
+    made = [cell for cell in part_of(sweep, only) if finished(folder / cell.name)]
     time_left = TimeLeft(len(made))
     for number, cell in enumerate(made, 1):
         _audited(folder / cell.name, options)

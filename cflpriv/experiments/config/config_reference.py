@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ...algorithms import ALGORITHMS
-from ...algorithms.interface import AlgorithmSpec
+from ...algorithms.interface import Algorithm, AlgorithmSpec
 from ...contract.protection import ROBUST, listed
 from ...data import DATASETS, PARTITIONS
 from ...data.columns import Column
@@ -25,7 +25,7 @@ from ...streams import print_file
 from ...tasks.training import Train
 from .config import GIVEN, SECTIONS, own_weights
 
-__all__ = ["Entry", "entries", "explained", "keys_of", "page", "toml_value", "type_text"]
+__all__ = ["Entry", "entries", "explained", "keys_of", "made_with_defaults", "page", "toml_value", "type_text"]
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,16 @@ def _algorithms() -> str:
     return "\n".join(lines) + "\n"
 
 
+def made_with_defaults(spec: AlgorithmSpec) -> Algorithm:
+    """An algorithm with its default keys, for a small model and, where it needs to know groups, few of them."""
+    wanted = inspect.signature(spec.make).parameters
+    offered = {name: value for name, value in {"groups": {0: 0}, "k": 2}.items() if name in wanted}
+    return spec.make(Train(Model("mlp", (1, 8, 8), 10, 16), epochs=1), **offered)
+
+
 def _units(spec: AlgorithmSpec) -> tuple[list[str], bool]:
     """The privacy units that an algorithm with its default keys runs under, and whether newcomers can join."""
-    offered = {"groups": {0: 0}, **({"k": 2} if "k" in inspect.signature(spec.make).parameters else {})}
-    wanted = inspect.signature(spec.make).parameters
-    train = Train(Model("mlp", (1, 8, 8), 10, 16), epochs=1)
-    algorithm = spec.make(train, **{name: value for name, value in offered.items() if name in wanted})
+    algorithm = made_with_defaults(spec)
     units = ["sample"] if spec.sample_releases is not None else []
     alone = all(operation in ("mean", "gram") for operation in algorithm.operations) and "mean" in algorithm.operations
     if alone and not spec.client_refused:

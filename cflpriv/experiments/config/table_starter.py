@@ -11,7 +11,7 @@ from ...algorithms import ALGORITHMS
 from ...data.column_guesses import Guess, guessed, source_of
 from ...data.columns import Column, feature_names
 from ...errors import InputError, near
-from .config_reference import toml_value
+from .config_reference import made_with_defaults, toml_value
 
 __all__ = ["TABLE_KEYS", "TableStarter", "table_starter"]
 
@@ -22,31 +22,33 @@ _PROTECTION = (
     "[protection]                    # the server learns sums over clients, and which clients are alike",
     'sum = "secagg"',
     'gram = ["haar"]',
-    "",
+)
+_MERGED = 'small_clusters = "merge"        # a cluster of fewer clients than a secure sum takes joins the nearest'
+_RECORD = (
     "[run]",
     'record = "full"                 # keeps what is sent, so that `cflpriv audit` can attack it',
-    "",
 )
 _KEPT = (
     'run.record = "full": the run folder keeps what clients send and the models, which tell of their data; keep the folder as the data are '
     'kept, or set "headers", which leaves nothing to audit'
 )
 _PRIVACY = (
-    '#[privacy]                      # also hide each sample: needs a public range for each number above, no blank = "own",',
-    "#                               # and no rounds, epochs and lr in [training]: then they follow from epsilon",
-    '#unit = "sample"',
-    "#epsilon = 8.0",
-    "#delta = 1e-5",
-    "#samples = 100                  # about the samples of a client",
+    '[privacy]                       # also hide each sample: needs a public range for each number above, no blank = "own",',
+    "                                # and no rounds, epochs and lr in [training]: then they follow from epsilon",
+    'unit = "sample"',
+    "epsilon = 8.0",
+    "delta = 1e-5",
+    "samples = 100                   # about the samples of a client",
 )
 _SWEEP = (
-    "#[sweep]                        # with this section `cflpriv sweep` runs each algorithm with and without the protection above,",
-    "#                               # attacks each run and draws utility against leakage; `cflpriv run` takes a file without it",
-    "#seeds = [0, 1]",
-    '#algorithms = ["{algorithm}", "fedavg"]',
-    '#protections = ["none", {{ label = "protected" }}]',
-    '#attacks = ["label_inference"] # quick; leave it out for all attacks: this one shows nothing where label shares are alike',
+    "[sweep]                         # with this section `cflpriv sweep` runs each algorithm with and without the protection above,",
+    "                                # attacks each run and draws utility against leakage; `cflpriv run` takes a file without it",
+    "seeds = [0, 1]",
+    'algorithms = ["{algorithm}", "fedavg"]',
+    'protections = ["none", {{ label = "protected" }}]',
+    'attacks = ["label_inference"]   # quick; leave it out for all attacks: this one shows nothing where label shares are alike',
 )
+_TO_USE = '# To use a section below, remove "# " at the beginning of each of its lines.'
 TABLE_KEYS: Mapping[str, Any] = {
     "model.name": "mlp", "model.hidden": 32, "training.rounds": 20, "training.epochs": 2, "training.lr": 0.1, "training.weights": "equal",
 }  # fmt: skip
@@ -113,8 +115,15 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         keys = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{section}.")}
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
         lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
-    lines += ["", *(f"#{line}" if _has_few(guess) and line else line for line in _PROTECTION), *_PRIVACY]
-    lines += [] if _has_few(guess) else ["", *(line.format(algorithm=algorithm) for line in _SWEEP)]
+    merges = "gram" in made_with_defaults(ALGORITHMS[algorithm]).operations
+    protection = [*_PROTECTION, _MERGED] if merges else _PROTECTION
+    sections = [protection, _RECORD, _PRIVACY, [line.format(algorithm=algorithm) for line in _SWEEP]]
+    used = 0 if _has_few(guess) else 2
+    for section in sections[:used]:
+        lines += ["", *section]
+    lines += ["", _TO_USE]
+    for section in sections[used : 3 if _has_few(guess) else None]:
+        lines += ["", *(f"# {line}" for line in section)]
     return "\n".join(lines) + "\n"
 
 

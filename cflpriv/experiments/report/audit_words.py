@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 __all__ = [
-    "ACTIVE_STATUS", "CONDITIONAL", "MEANINGS", "ORDER", "SIGNS", "STATUS", "least_comforting", "metric_words", "remedy_of",
+    "ACTIVE_STATUS", "CONDITIONAL", "MEANINGS", "ORDER", "SIGNS", "STATUS", "is_validated", "least_comforting", "metric_words", "remedy_of",
     "share_learned",
 ]  # fmt: skip
 
@@ -40,6 +40,8 @@ ORDER = tuple(STATUS)
 """The status of several figures is the first of these that occurs: one leak is a leak, one open question is open."""
 CONDITIONAL = {"static_value_exact": "any value that single clients would send unchanged in sums"}
 """Figures of values that a run need not send: a real value that leaks comes before them, and no verdict calls them updates."""
+VALIDATED = ("leaks", "at_baseline")
+"""Statuses of figures that show something: a leak, or with enough power that there is none."""
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
 SPELLED = {
@@ -76,6 +78,15 @@ def share_learned(cell: Mapping[str, Any]) -> float:
 def least_comforting(statuses: Iterable[str]) -> str:
     """The first of these in `ORDER`."""
     return min(statuses, key=ORDER.index)
+
+
+def is_validated(statuses: Iterable[str]) -> bool:
+    """Whether figures of these statuses, one at least, all show a leak or its absence: the same rule for one audit and for a sweep.
+
+    An attack that fails unprotected, and a figure that too few seeds leave open, show nothing.
+    """
+    known = set(statuses)
+    return bool(known) and known <= set(VALIDATED)
 
 
 def remedy_of(remedies: Mapping[str, Kept], attack: str, metric: str) -> Kept | None:

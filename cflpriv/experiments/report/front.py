@@ -16,7 +16,7 @@ from scipy import stats
 from ...errors import InputError
 from ...protocols.bounded_files import read_json
 from ..sweep.sweep import Sweep, SweepCell, SweepSetting
-from .audit_words import STATUS, least_comforting, metric_words
+from .audit_words import STATUS, is_validated, least_comforting, metric_words
 from .run_files import about_audit, audit_cells
 from .run_names import adversary_words
 
@@ -39,6 +39,8 @@ UTILITIES = {
     "ari": "clusters against\ntrue groups, ARI",
 }
 """Scores of models and clusterings, and how axes name them; a page is about the first that a run has."""
+PRINTED = 3
+"""Decimals of leakage and utility that a page prints."""
 UNIT_SCORES = ("ari", "r2")
 """Of these, scores that are not shown in percent."""
 
@@ -180,8 +182,8 @@ Attack = tuple[str, str, str, int]
 class FrontPoint:
     """One setting under one attack: leakage and its baseline, and each utility, over seeds.
 
-    `validated`: in every run that has a figure the attack works unprotected. `whole`: in no run were rounds left out. `leaks`: in some run
-    the figure is a leak.
+    `status`: the least comforting one that shows nothing, "" where every run's figure is validated (`is_validated`). `whole`: in no run
+    were rounds left out. `leaks`: in some run the figure is a leak.
     """
 
     setting: SweepSetting
@@ -189,9 +191,13 @@ class FrontPoint:
     baseline: float | None
     utilities: Mapping[str, Mean | None]
     lower_is_better: bool
-    validated: bool = True
+    status: str = ""
     whole: bool = True
     leaks: bool = False
+
+    @property
+    def validated(self) -> bool:
+        return not self.status
 
 
 def attack_of(cell: Mapping[str, Any]) -> Attack:
@@ -211,12 +217,13 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
         for key, cells in by_attack.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
             if leakage is not None:
-                valid = all(cell["status"] != "not_validated" for cell in cells)
+                shown = [str(cell["status"]) for cell in cells if cell["value"] is not None]
+                open_ = "" if is_validated(shown) else least_comforting(status for status in shown if not is_validated([status]))
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)
                 leaks = any(cell["status"] == "leaks" for cell in cells)
-                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, valid, whole, leaks))
+                points.setdefault(key, []).append(FrontPoint(setting, leakage, guess, utilities, lower, open_, whole, leaks))
     return points
 
 
@@ -241,10 +248,10 @@ def _why_none(own: Sequence[Result], key: Attack) -> str:
 
 
 def ringed_of(have: Sequence[tuple["FrontPoint", Mean]]) -> list[bool]:
-    """Which points are on the front, by leakage and a utility: among those that are validated."""
+    """Which points are on the front, by leakage and a utility: among those that are validated. Figures that print alike are equal."""
     known = [place for place, (point, _) in enumerate(have) if point.validated]
-    leaks = [(-1.0 if have[i][0].lower_is_better else 1.0) * have[i][0].leakage.mean for i in known]
-    best = dict(zip(known, on_front(leaks, [have[i][1].mean for i in known]), strict=True))
+    leaks = [(-1.0 if have[i][0].lower_is_better else 1.0) * round(have[i][0].leakage.mean, PRINTED) for i in known]
+    best = dict(zip(known, on_front(leaks, [round(have[i][1].mean, PRINTED) for i in known]), strict=True))
     return [best.get(place, False) for place in range(len(have))]
 
 
@@ -318,6 +325,7 @@ def headline_rows(results: Sequence[Result], first: Attack | None) -> list[dict[
     """For each setting, by its number: its name, the figure of the first attack, or why there is none, and whether it is on the front."""
     points = [] if first is None else attack_points(results)[first]
     have = [(point, value) for point in points if (value := point.utilities[utility_of(points)]) is not None]
+    places = {point.setting: round(value.mean, PRINTED) for point, value in have}
     ringed = {point.setting: front for (point, _), front in zip(have, ringed_of(have), strict=True)}
     known = {point.setting: point for point in points}
     reasons = {setting: why for key, setting, why in unmarked(results) if key == first}
@@ -325,9 +333,10 @@ def headline_rows(results: Sequence[Result], first: Attack | None) -> list[dict[
     for number, setting in enumerate(by_setting(results), 1):
         point = known.get(setting)
         leak = reasons.get(setting, "not run") if point is None else f"{point.leakage.mean:.3f}"
-        doubt = "" if point is None else "not validated" if not point.validated else "" if point.whole else "not all rounds"
-        named = {"number": number, "name": setting.name, "leak": leak, "doubt": doubt, "marked": point is not None}
-        rows.append({**named, "on_front": ringed.get(setting, False)})
+        doubt = "" if point is None else STATUS[point.status] if point.status else "" if point.whole else "not all rounds"
+        named = {"number": number, "name": setting.name, "leak": leak, "doubt": doubt, "validated": point is not None and point.validated}
+        place = None if point is None else (leak, places.get(setting))
+        rows.append({**named, "marked": point is not None, "place": place, "on_front": ringed.get(setting, False)})
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...console import counted
 from .answer import Answer, counted_words, listed, upper
-from .audit_words import metric_words, share_learned
+from .audit_words import is_validated, metric_words, share_learned
 from .run_files import Audited
 from .run_names import adversary_place, adversary_words, with_colluders
 
@@ -43,7 +43,9 @@ def audit_answer(audited: Audited) -> Answer:
             sentences.append(f"{OPEN} {listed(unknown)} can learn.")
         return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
     statuses = {cell["status"] for cell in cells}
-    if not statuses & {"at_baseline", "inconclusive"}:
+    if "inconclusive" in statuses and not any(is_validated([status]) for status in statuses):
+        return Answer(question, "open", "Not known", f"Neither a leak nor its absence is shown. {_open_words(cells)}", small)
+    if "at_baseline" not in statuses:
         words = "No attack that was run can read what was sent; another might."
         if "not_validated" in statuses:
             words = "No attack that was run is known to work here even unprotected, so finding nothing says nothing."
@@ -143,7 +145,7 @@ def leak_sentence(leaks: Answer, audited: Audited) -> str:
         return f"The protection fails once {helped} the server; short of that, {_short_of_help(audited)}."
     if leaks.verdict == "Nothing is sent":
         return "Nothing is sent, so nothing leaks."
-    if leaks.verdict in ("Not tested", "Evidence doubtful"):
+    if leaks.verdict in ("Not tested", "Not known", "Evidence doubtful"):
         return "What leaks is not known."
     return (
         "No attack that was tested shows a leak, which is no proof."

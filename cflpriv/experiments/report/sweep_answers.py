@@ -14,6 +14,7 @@ from ...console import counted
 from ..sweep.sweep import Sweep, SweepSetting
 from .answer import Answer, Tone, counted_words, joined, listed, upper
 from .answers import STRONG_EPSILON, WEAK_EPSILON
+from .audit_words import is_validated
 from .before import MOST_STEPS, Step
 from .front import (
     UNIT_SCORES,
@@ -188,7 +189,7 @@ def _leaks(results: Sequence[Result], first: Attack | None) -> Answer:
 
 def why_not_validated(results: Sequence[Result], attack: Attack) -> str:
     """Why a figure is validated for no setting, in a sentence."""
-    cells = [cell for result in results for cell in result.audit if attack_of(cell) == attack and cell["status"] == "not_validated"]
+    cells = [cell for result in results for cell in result.audit if attack_of(cell) == attack and not is_validated([cell["status"]])]
     known = [cell for cell in cells if cell.get("baseline") is not None and cell.get("reference") is not None]
     if not known:
         return "The attack is validated for no setting: it had too little to score."
@@ -203,7 +204,9 @@ def why_not_validated(results: Sequence[Result], attack: Attack) -> str:
         far = f"errs by {base.mean:.2f} only" if lower else f"already reaches {base.mean:.2f}"
         return f"{why}, so this attack can show nothing: a guess without a view {far} (margin {margin:g})."
     few = min(len(cell.get("seeds") or ()) for cell in known)
-    seeds = " An audit with one seed is weak." if few == 1 else ""
+    seeds = " An audit with one seed is weak." if few <= 1 else ""
+    if not any(cell["status"] == "not_validated" for cell in known):
+        return f"The figures are inconclusive: neither a leak nor its absence is shown. More seeds may decide.{seeds}"
     return f"The attack does not clearly work unprotected: {open_.mean:.2f}, without a view {base.mean:.2f}.{seeds}"
 
 
@@ -229,17 +232,26 @@ def sweep_in_short(results: Sequence[Result], marks: Sequence[Mapping[str, Any]]
     served = "" if found is None else f"Best served: {_named(found.best, results)}, {SCORES[found.score]} {found.value}."
     if first is None:
         return joined(["No run was attacked, so nothing is known of what leaks.", served])
-    front = [str(mark["name"]) for mark in marks if mark["on_front"]]
+    front = _front_places(marks)
     if not front:
         return joined([f"There is no front: no attack is validated for any setting. {why_not_validated(results, first)}", served])
-    unknown = sum(not mark["marked"] or mark["doubt"] == "not validated" for mark in marks)
+    unknown = sum(not mark["validated"] for mark in marks)
     about = f"For {unknown} of {counted(len(marks), 'setting')} this attack has no validated figure." if unknown else ""
     several = "; ".join(front[:FRONT]) + (f"; {len(front) - FRONT} more" if len(front) > FRONT else "")
     return joined([f"On the front by {attack_words(first)}: {several}.", served, about])
 
 
 FRONT = 4
-"""Settings of the front that a sentence names."""
+"""Points of the front that a sentence names."""
+
+
+def _front_places(marks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The points of the front by name; settings that lie on one point are named together."""
+    places: dict[Any, list[str]] = {}
+    for mark in marks:
+        if mark["on_front"]:
+            places.setdefault(mark["place"], []).append(str(mark["name"]))
+    return [f"{listed(names)} (one point)" if len(names) > 1 else names[0] for names in places.values()]
 
 
 def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Attack | None, unmade: int) -> list[Step]:
@@ -259,8 +271,11 @@ def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Atta
         command = f"cflpriv audit {shlex.quote(place)}" if recorded else again("run.record=full", to="recorded")
         steps.append(Step("Attack the runs: nothing is known of what leaks", command))
     else:
-        more = f"cflpriv audit {shlex.quote(place)} --budget {'standard' if sweep.budget == 'quick' else 'thorough'}"
         weak = _weakly_attacked(results, first)
+        budget = "standard" if sweep.budget == "quick" else "thorough"
+        numbers = [number for number, cell in enumerate(sweep.cells, 1) if cell.setting in weak]
+        some = "" if len(numbers) == len(sweep.cells) else "".join(f" --only {number}" for number in numbers)
+        more = f"cflpriv audit {shlex.quote(place)}{some} --budget {budget}"
         if any(point.validated for point in points) and weak:
             steps.append(Step(f"Attack {_which(weak, results)} with more seeds: too few validate nothing under protection", more))
         elif not any(point.validated for point in points):
@@ -284,6 +299,8 @@ def _weakly_attacked(results: Sequence[Result], attack: Attack) -> list[SweepSet
     return [
         setting
         for setting, own in by_setting(results).items()
-        for cell in [cell for result in own for cell in result.audit if attack_of(cell) == attack and cell["status"] == "not_validated"][:1]
+        for cell in [cell for result in own for cell in result.audit if attack_of(cell) == attack and not is_validated([cell["status"]])][
+            :1
+        ]
         if len(cell.get("seeds") or ()) < FEWEST_SEEDS
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...algorithms.interface import Algorithm
+from ...algorithms.interface import Algorithm, no_groups
 from ...class_counts import as_counts, pooled
 from ...clustering.scores import ari, perplexity, spread
 from ...console import only
@@ -21,7 +21,7 @@ from ...engine import Engine, Result
 from ...engine.device import using
 from ...engine.threads import one_thread
 from ...error_sums import pooled_errors
-from ...errors import CflprivWarning, InputError
+from ...errors import InputError, InputWarning
 from ...files import PRIVATE, write_atomically
 from ...plugins import load_plugin
 from ...protocols.bounded_files import read_json
@@ -140,7 +140,7 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
     protection, dimension = config.protection, config.model_for(population).dimension
     check_metrics(config.run.metrics, population.classes)
     for doubt in input_warnings(config, population):
-        warnings.warn(doubt, CflprivWarning, stacklevel=2)
+        warnings.warn(doubt, InputWarning, stacklevel=2)
     if newcomers and algorithm.admit is None:
         raise InputError(f"data.newcomers = {len(newcomers)}: algorithm {algorithm.name!r} takes no newcomers")
     for change in population.changes:
@@ -148,7 +148,8 @@ def check_run(config: Config, population: Population, algorithm: Algorithm, clie
             raise InputError(f"{config.data.changing}: round {change.round} of a run of {config.training.rounds} rounds, counted from 0")
         if change.data is None and algorithm.admit is None:
             raise InputError(f"{config.data.changing}: client {change.client} joins, and algorithm {algorithm.name!r} takes no newcomers")
-    if protection.small_clusters == "merge" and "gram" not in algorithm.operations:
+    groups = config.spec.knowledge is not no_groups  # where none are formed, none is small
+    if protection.small_clusters == "merge" and groups and "gram" not in algorithm.operations:
         raise InputError(f"protection.small_clusters = 'merge': {algorithm.name!r} has no similarity to merge by; use 'wait' or 'local'")
     if protection.sum == "haar" and dimension > HAAR_LIMIT:
         raise InputError(

@@ -1,6 +1,8 @@
 """Worker processes for the runs of a sweep: each makes one run after the other, and ends with its parent."""
 
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ...engine.device import resolved
 from ...engine.threads import cores, one_core
 from ...engine.workers import BEGUN, UNGUARDED
-from ...errors import InputError
+from ...errors import CflprivWarning, InputError, InputWarning
 from ...plugins import loaded_plugins, run_plugins
 
 __all__ = ["ended", "processes_for"]
@@ -33,15 +35,20 @@ def processes_for(devices: Iterable[str], each: int = 1) -> int:
     return 1 if any(resolved(device) == "cuda" for device in devices) else max(1, cores() // each)
 
 
-def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iterator[tuple[str, str]]:
-    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job.
+def ended(
+    todo: Sequence[One], work: Callable[[One], str], workers: int, began: Callable[[str], None] = lambda name: None
+) -> Iterator[tuple[str, str]]:
+    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job. `began` is told of each as it begins.
 
-    A worker that dies fails its run only; another takes its place. `InputError` if it could not import the script that runs this.
+    What workers warn of is warned of here, once where warnings differ by numbers alone. What the summary of a run says (`InputWarning`) is
+    left to those who read it. A worker that dies fails its run only; another takes its place. `InputError` if it could not import the
+    script that runs this.
     """
     waiting = list(reversed(todo))
     busy: dict[Connection, tuple[_Worker, str]] = {}
     idle: list[_Worker] = []
     begun: set[Connection] = set()
+    warned: set[str] = set()
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
@@ -51,6 +58,7 @@ def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iter
                 with suppress(OSError):  # it has ended already; receiving reports that
                     worker.link.send((work, job))
                 busy[worker.link] = (worker, job.name)
+                began(job.name)
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
                 worker, name = busy.pop(link)
                 try:
@@ -64,6 +72,11 @@ def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iter
                 if message == BEGUN:
                     begun.add(link)
                     busy[link] = (worker, name)
+                elif isinstance(message, _Warned):
+                    busy[link] = (worker, name)
+                    if (kind := re.sub(r"[0-9]+", "#", message.words)) not in warned:
+                        warned.add(kind)
+                        warnings.warn(message.words, CflprivWarning, stacklevel=2)
                 else:
                     yield name, message
                     idle.append(worker)
@@ -77,6 +90,13 @@ def ended(todo: Sequence[One], work: Callable[[One], str], workers: int) -> Iter
 
 STOPPING_SECONDS = 5.0
 """After Ctrl-C a worker has this long to finish its round; whatever it does, its run can be resumed."""
+
+
+@dataclass(frozen=True)
+class _Warned:
+    """What a worker sends of a warning."""
+
+    words: str
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,7 @@ def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # between rounds; a run has its own way to stop
     Thread(target=_end_with_parent, daemon=True).start()
     one_core()
+    _warn_over(link)
     with suppress(EOFError, OSError):
         link.send(BEGUN)
         while True:
@@ -115,6 +136,20 @@ def _serve(link: Connection, plugins: Mapping[str, bytes]) -> None:
                 link.send(str(error))
             else:
                 link.send(work(job))
+
+
+def _warn_over(link: Connection) -> None:
+    """Send what this process warns of to its parent."""
+
+    def send(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
+    ) -> None:
+        where = "" if issubclass(category, CflprivWarning) else f" ({category.__name__}, {filename}:{lineno})"
+        with suppress(EOFError, OSError):
+            link.send(_Warned(f"{' '.join(str(message).split())}{where}"))
+
+    warnings.simplefilter("ignore", InputWarning)
+    warnings.showwarning = send
 
 
 def _end_with_parent() -> None:

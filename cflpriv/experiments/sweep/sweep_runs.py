@@ -88,13 +88,18 @@ def run_sweep(
     work = partial(_run_cell, sweep=sweep, out=out, data_dir=data_dir, audit=audit)
     at_once = min(workers or sweep.workers, len(todo))
     time_left = TimeLeft(len(todo))
-    for number, (name, trouble) in enumerate(ended(todo, work, at_once), 1):
+    places = {cell.name: number for number, cell in enumerate(todo, 1)}
+
+    def began(name: str) -> None:
+        report(f"[{places[name]}/{len(todo)}] {name}: begun")
+
+    for number, (name, trouble) in enumerate(ended(todo, work, at_once, began), 1):
         if trouble and trouble != OTHER_PROCESS:
             failed[name] = trouble
             with _held(out, name) as ours:
                 if ours:  # else another process makes it again by now
                     _fail(out, name, trouble)
-        report(f"[{number}/{len(todo)}] {name}: {trouble or 'done'}{time_left.words(number) if number >= at_once else ''}")
+        report(f"[{places[name]}/{len(todo)}] {name}: {trouble or 'done'}{time_left.words(number) if number >= at_once else ''}")
     return failed
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import math
-import re
+import tomllib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from cflpriv.data.raw_tables import TABLES
 from cflpriv.errors import InputError
 from cflpriv.experiments import load_config, parse_config
 from cflpriv.experiments.config.table_starter import table_starter
+from cflpriv.experiments.run.run import check_run
 from cflpriv.experiments.sweep.sweep import load_sweep
 
 SCHEMA = (
@@ -300,10 +301,19 @@ def test_a_column_may_have_any_name(tmp_path: Path) -> None:
         guessed(csv_of(tmp_path / "b.csv", [[i, ("a", "b")[i % 2]] for i in range(40)], ("id", "label")))
 
 
+def uncommented(text: str, section: str) -> str:
+    """A configuration with one of its commented sections in use: its lines, up to an empty one, without their first "# "."""
+    before, mark, after = text.partition(f"# [{section}]")
+    own, gap, rest = f"{mark}{after}".partition("\n\n")
+    lines = own.splitlines()
+    assert mark
+    assert all(line.startswith("# ") for line in lines)
+    return before + "".join(f"{line[2:]}\n" for line in lines) + gap + rest
+
+
 def test_the_sweep_of_a_first_configuration_runs_without_its_marks(tmp_path: Path) -> None:
     starter = table_starter(csv_of(tmp_path / "a.csv", visits()), tmp_path / "a.toml", "crossfit")
-    before, _, after = starter.text.partition("#[sweep]")
-    (tmp_path / "a.toml").write_text(before + re.sub("^#(?! )", "", f"#[sweep]{after}", flags=re.MULTILINE), encoding="utf-8")
+    (tmp_path / "a.toml").write_text(uncommented(starter.text, "sweep"), encoding="utf-8")
     sweep = load_sweep(tmp_path / "a.toml")
     assert [cell.problem for cell in sweep.cells] == [""] * 8
     assert [setting.name for setting in sweep.settings] == [
@@ -311,6 +321,29 @@ def test_the_sweep_of_a_first_configuration_runs_without_its_marks(tmp_path: Pat
     ]
     sums = {cell.setting.protection: cell.config.protection.sum for cell in sweep.cells if cell.config is not None}
     assert sums == {"none": "none", "protected": "secagg"}
+    for cell in sweep.cells:
+        assert cell.config is not None
+        population = build_population(cell.config.data)
+        check_run(cell.config, population, cell.config.algorithm_for(population), [client.id for client in population.clients])
+
+
+def test_commented_sections_of_a_first_configuration_are_toml_without_their_marks(tmp_path: Path) -> None:
+    few = csv_of(tmp_path / "few.csv", [[f"s{i % 2}", i % 7 * 1.5, ("a", "b")[i % 3 == 0]] for i in range(40)], ("client", "x", "label"))
+    whole = csv_of(tmp_path / "a.csv", visits())
+    for table, sections in ((whole, ("privacy", "sweep")), (few, ("protection", "run", "privacy"))):
+        text = table_starter(table, tmp_path / "a.toml", "crossfit").text
+        plain = tomllib.loads(text)
+        for section in sections:
+            assert section not in plain
+            text = uncommented(text, section)
+            assert tomllib.loads(text).keys() - plain.keys() == set(sections[: sections.index(section) + 1])
+
+
+def test_small_clusters_are_merged_where_a_first_configuration_compares_clients(tmp_path: Path) -> None:
+    table = csv_of(tmp_path / "a.csv", visits())
+    for name, merges in (("crossfit", True), ("pacfl", True), ("fedavg", False), ("ifca", False)):
+        keys = tomllib.loads(table_starter(table, tmp_path / "a.toml", name).text)["protection"]
+        assert keys.get("small_clusters") == ("merge" if merges else None)
 
 
 def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_mistakes_name_file_key_and_value(tree: dict[str, Any], words: str) -> N
         ({"data": {"newcomers": 15}}, "newcomers = 15: leaves no client"),
         ({"data": {"source": "mnist"}}, "mnist"),
         ({"run": {"audit_parties": ["client:70"]}}, "client:70"),
-        ({"algorithm": {"name": "fedavg"}, "protection": {"small_clusters": "merge"}}, "merge"),
+        ({"algorithm": {"name": "ifca", "k": 2}, "protection": {"small_clusters": "merge"}}, "merge"),
         ({"algorithm": {"name": "oracle"}, "data": {"newcomers": 1}}, "newcomers = 1"),
         ({"training": {"lr": float("inf")}}, "training.lr"),
         ({"training": {"weight_decay": float("nan")}}, "weight_decay"),
