@@ -229,16 +229,17 @@ def _guaranteed(results: Sequence[Result]) -> Answer:
 def sweep_in_short(results: Sequence[Result], marks: Sequence[Mapping[str, Any]], first: Attack | None) -> str:
     """What a sweep found: its front, what serves best, and of how many settings nothing is known."""
     found = best_served(results)
-    served = "" if found is None else f"Best served: {_named(found.best, results)}, {SCORES[found.score]} {found.value}."
+    served = "" if found is None else f"Highest {SCORES[found.score]}: {_named(found.best, results)}, {found.value}."
     if first is None:
         return joined(["No run was attacked, so nothing is known of what leaks.", served])
     front = _front_places(marks)
     if not front:
         return joined([f"There is no front: no attack is validated for any setting. {why_not_validated(results, first)}", served])
-    unknown = sum(not mark["validated"] for mark in marks)
-    about = f"For {unknown} of {counted(len(marks), 'setting')} this attack has no validated figure." if unknown else ""
     several = "; ".join(front[:FRONT]) + (f"; {len(front) - FRONT} more" if len(front) > FRONT else "")
-    return joined([f"On the front by {attack_words(first)}: {several}.", served, about])
+    unknown = sum(not mark["validated"] for mark in marks)
+    among = "" if not unknown else f" among the {counted(len(marks) - unknown, 'setting')} with a validated figure"
+    about = f"What this attack learns in the other {unknown} is not known." if unknown else ""
+    return joined([served, f"Best trade-offs with {attack_words(first)}{among}: {several}.", about])
 
 
 FRONT = 4

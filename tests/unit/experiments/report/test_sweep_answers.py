@@ -62,7 +62,7 @@ def test_settings_that_print_the_same_best_score_are_named_together() -> None:
     assert (served.score, served.value, served.undecided) == ("balanced_accuracy", "80.0 %", ())
     words, short = answered(found)
     assert "Crossfit · none and crossfit · haar: balanced accuracy 80.0 %, each." in words
-    assert "Best served: crossfit · none and crossfit · haar, balanced accuracy 80.0 %." in short
+    assert "Highest balanced accuracy: crossfit · none and crossfit · haar, 80.0 %." in short
 
 
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4))
@@ -163,7 +163,7 @@ def test_leaks_are_counted_by_setting_and_the_rest_is_not_called_safe() -> None:
         "Leaks in 2 of 4. By label inference by the server (L1 of label histogram): settings 1 and 3. Not shown in settings 2 and 4."
         in words
     )
-    assert "On the front by label inference" in short
+    assert "Best trade-offs with label inference" in short
     calm = results(EQUAL, label_figure("at_baseline"))
     assert sweep_answers(calm, headline(attack_points(calm)))[2].tone == "open"
     assert not [safe for safe in SAFE_WORDS if safe in " ".join(answered(calm)).lower()]
