@@ -90,7 +90,7 @@ def _format_warning(message: Warning | str, category: type[Warning], filename: s
 
 
 @cache
-def _command() -> click.Command:
+def _made_command() -> click.Command:
     """All commands, made once in a process: that takes as long as a short command."""
     return typer.main.get_command(app)
 
@@ -101,7 +101,7 @@ def main() -> None:
     printable_streams()
     warnings.formatwarning = _format_warning
     try:
-        code = _command()(standalone_mode=False) or 0
+        code = _made_command()(standalone_mode=False) or 0
         if code == INTERRUPTED:
             _end("stopped", INTERRUPTED)
         sys.exit(code)
