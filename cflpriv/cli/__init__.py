@@ -81,7 +81,7 @@ INTERRUPTED = 130
 
 
 @cache
-def _command() -> click.Command:
+def _made_command() -> click.Command:
     """All commands, made once in a process: that takes as long as a short command."""
     return typer.main.get_command(app)
 
@@ -92,7 +92,7 @@ def main() -> None:
     printable_streams()
     warn_in_lines()
     try:
-        code = _command()(standalone_mode=False) or 0
+        code = _made_command()(standalone_mode=False) or 0
         if code == INTERRUPTED:
             _end("stopped", INTERRUPTED)
         sys.exit(code)

@@ -78,15 +78,16 @@ def outputs(model: Model, vectors: Sequence[Array], inputs: Sequence[Tensor], de
 def _together(model: Model, stacked: Stacked, vectors: Sequence[Array], inputs: Sequence[Tensor], device: Device) -> list[Tensor]:
     """The outputs of stacked clients, each padded to the longest."""
     layout = Layout(tuple(shape for _, shape, _ in model.layout), stacked.transposed)
-    parameters = layout.views(_on(np.stack([model.checked(vector) for vector in vectors]), inputs[0]))
+    checked = [model.checked(vector) for vector in vectors]
+    parameters = layout.views(_on(checked[0][None].copy() if len(checked) == 1 else np.stack(checked), inputs[0]))
     longest = max(len(x) for x in inputs)
-    padded = torch.stack([_padded(x, longest) for x in inputs])
+    padded = inputs[0].unsqueeze(0) if len(inputs) == 1 else torch.stack([_padded(x, longest) for x in inputs])
     pieces = []
     for piece in torch.split(padded, _samples(model, stacked, len(inputs), device), dim=1):
         if stacked.images:
             piece = side_by_side(piece.transpose(0, 1))
         pieces.append(stacked.forward(piece, parameters, len(inputs)))
-    whole = torch.cat(pieces, dim=1)
+    whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
     return [whole[i, : len(x)] for i, x in enumerate(inputs)]
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..randomness import Stream, stream
 from ..types import Array, ClientData, Parts
 from .device import Device
 
-__all__ = ["Deferred", "Later", "LaterTask", "ManyTask", "Result", "RunNow", "Streams", "Task", "TaskInput", "Value"]
+__all__ = ["Deferred", "Later", "LaterTask", "ManyTask", "Result", "RunNow", "Streams", "Task", "TaskInput", "Value", "is_many"]
 
 Result = dict[str, Any]
 """The named results of a task on one client: arrays, or what `numpy.asarray` makes one of."""
@@ -147,3 +148,13 @@ class ManyTask(Task, Protocol):
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         """The results of `run` for each input, in order, and the name of the way that was taken."""
         ...
+
+
+def is_many(task: Task) -> TypeGuard[ManyTask]:
+    """Whether a task is a `ManyTask`. This is asked for each client, where `isinstance` would take longer than what follows."""
+    return _runs_many(type(task))
+
+
+@cache
+def _runs_many(kind: type) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in ("cost", "chunk_size", "run_many"))

@@ -9,10 +9,10 @@ a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox
 X̃ Sᵀ in one product for all clients that start from the same model. Pays where n < d.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from .sgd import Local, Options
 
 __all__ = ["Movement", "span_chunk_size", "train_span"]
 
-_KERNELS: WeakKeyDictionary[object, tuple[Hashable, Tensor]] = WeakKeyDictionary()
+_KERNELS: WeakKeyDictionary[object, tuple[Hashable, Tensor, Callable[[], object]]] = WeakKeyDictionary()
 _KERNEL_BYTES = 1 << 29
-"""Kernels are kept with their client's data up to this much in all, each with how its model scales inputs."""
+"""Kernels are kept with their client's data up to this much in all, each with how its model scales inputs and what lets its bytes go."""
+_kept_bytes = 0
 
 
 def span_chunk_size(samples: int, hidden: int) -> int:
@@ -37,12 +38,12 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
     """The movements of the clients, in order. Parameters lie as W₁ (h, d_in), b₁ (h), W₂ (k, h), b₂ (k); every batch is full."""
     dtype = clients[0].x.dtype
     count, longest = len(clients), max(len(client.y) for client in clients)
-    inverse = torch.zeros(count, longest, 1, dtype=dtype)
-    x, y = torch.zeros(count, longest, width, dtype=dtype), torch.zeros(count, longest, 1, dtype=torch.int64)
+    inverse = torch.zeros(count, 1, longest, dtype=dtype)
+    x, y = torch.zeros(count, longest, width, dtype=dtype), torch.zeros(count, 1, longest, dtype=torch.int64)
     kernel = torch.zeros(count, longest, longest, dtype=dtype)
     for i, client in enumerate(clients):
         n = len(client.y)
-        x[i, :n], y[i, :n, 0], inverse[i, :n] = client.x.flatten(1), client.y, 1.0 / n
+        x[i, :n], y[i, 0, :n], inverse[i, 0, :n] = client.x.flatten(1), client.y, 1.0 / n
         kernel[i, :n, :n] = _kernel(client)
     start = _projected(x, [client.start for client in clients], hidden, width)
     cut = hidden * width
@@ -64,10 +65,11 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
         if anchor is not None:
             before.add_(anchor, alpha=e)
         after = torch.relu(before)
-        error = torch.softmax(torch.baddbmm(b2, after, w2), dim=2)
-        error.scatter_add_(2, y, torch.full_like(inverse, -1.0)).mul_(inverse)  # ∂L/∂logits of the mean loss; padding has weight 0
-        delta = torch.ops.aten.threshold_backward(torch.bmm(error, w2.transpose(1, 2)), before, 0)  # ∂L/∂H
-        w2_gradient, b2_gradient = torch.bmm(after.transpose(1, 2), error), error.sum(1, keepdim=True)
+        # classes before samples, (C, k, n): products with few columns take three to four times as long
+        error = torch.softmax(torch.baddbmm(b2, w2, after.transpose(1, 2)), dim=1)
+        error.scatter_add_(1, y, torch.full_like(inverse, -1.0)).mul_(inverse)  # ∂L/∂logits of the mean loss; padding has weight 0
+        delta = torch.ops.aten.threshold_backward(torch.bmm(error.transpose(1, 2), w2), before, 0)  # ∂L/∂H
+        w2_gradient, b2_gradient = torch.bmm(error, after), error.sum(2, keepdim=True)
         if pull:
             delta.add_(a, alpha=pull)
             w2_gradient += pull * w2 - options.prox * w2_anchor
@@ -77,7 +79,7 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
         c, e = c - options.lr * c_velocity, e - options.lr * e_velocity
         for value, velocity, gradient in ((a, a_velocity, delta), (w2, w2_velocity, w2_gradient), (b2, b2_velocity, b2_gradient)):
             value.sub_(velocity.mul_(options.momentum).add_(gradient) if options.momentum else gradient, alpha=options.lr)
-    tails = torch.cat([a.sum(1), (w2 - w2_start).transpose(1, 2).flatten(1), (b2 - b2_start).flatten(1)], dim=1).numpy()
+    tails = torch.cat([a.sum(1), (w2 - w2_start).flatten(1), (b2 - b2_start).flatten(1)], dim=1).numpy()
     return [
         Movement(
             a[i, : len(client.y)].clone(), tails[i], width, c - 1.0, e, client.start, client.anchor if anchored else None,
@@ -157,10 +159,20 @@ def _kernel(client: Local) -> Tensor:
     if known is not None and known[0] == scaling:
         return known[1]
     kernel = _made_kernel(client)
-    _KERNELS.pop(client.owner, None)
-    if sum(kept.nbytes for _, kept in _KERNELS.values()) + kernel.nbytes <= _KERNEL_BYTES:
-        _KERNELS[client.owner] = scaling, kernel
+    if (old := _KERNELS.pop(client.owner, None)) is not None:
+        old[2]()
+    if _kept_bytes + kernel.nbytes <= _KERNEL_BYTES:
+        _keep_bytes(kernel.nbytes)
+        letting_go = finalize(client.owner, _keep_bytes, -kernel.nbytes)
+        letting_go.atexit = False
+        _KERNELS[client.owner] = scaling, kernel, letting_go
     return kernel
+
+
+def _keep_bytes(more: int) -> None:
+    """Count bytes of kernels that are kept, or no longer."""
+    global _kept_bytes
+    _kept_bytes += more
 
 
 def _made_kernel(client: Local) -> Tensor:
@@ -179,8 +191,7 @@ def _projected(x: Tensor, vectors: Sequence[Array], hidden: int, width: int) -> 
 
 
 def _head(vectors: Sequence[Array], at: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """W₂ᵀ (C, h, k) and b₂ (C, 1, k)."""
+    """W₂ (C, k, h) and b₂ (C, k, 1)."""
     stack = torch.from_numpy(np.stack([vector[at:] for vector in vectors])).to(dtype)
     classes = stack.shape[1] // (hidden + 1)
-    weight = stack[:, : hidden * classes].reshape(-1, classes, hidden).transpose(1, 2).contiguous()
-    return weight, stack[:, None, hidden * classes :].clone()
+    return stack[:, : hidden * classes].reshape(-1, classes, hidden).contiguous(), stack[:, hidden * classes :, None].clone()

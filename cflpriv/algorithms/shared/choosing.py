@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ...engine import Device, Later, LaterTask, ManyTask, Result, RunNow, Task, TaskInput
+from ...engine import Device, Later, LaterTask, Result, RunNow, Task, TaskInput
 from ...engine.device import in_use
+from ...engine.seam import is_many
 from ...errors import InputError
 from ...privacy.settings import Noise
 from ...types import Array, Parts
@@ -81,10 +82,10 @@ class PickAndTrain:
         return self._result(picked, self.then.run(picked[0]))
 
     def cost(self, task_input: TaskInput) -> int:
-        return self.then.cost(task_input) if isinstance(self.then, ManyTask) else 1
+        return self.then.cost(task_input) if is_many(self.then) else 1
 
     def chunk_size(self, task_input: TaskInput, device: Device) -> int:
-        return self.then.chunk_size(task_input, device) if isinstance(self.then, ManyTask) else 1
+        return self.then.chunk_size(task_input, device) if is_many(self.then) else 1
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         whole = whole_models(inputs, self.shared)
@@ -178,10 +179,10 @@ class EvaluateLowest:
         return self.run_many([task_input], in_use())[0][0]
 
     def cost(self, task_input: TaskInput) -> int:
-        return self.losses.cost(task_input) if isinstance(self.losses, ManyTask) else 1
+        return self.losses.cost(task_input) if is_many(self.losses) else 1
 
     def chunk_size(self, task_input: TaskInput, device: Device) -> int:
-        return self.losses.chunk_size(task_input, device) if isinstance(self.losses, ManyTask) else 1
+        return self.losses.chunk_size(task_input, device) if is_many(self.losses) else 1
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         models = self._models(inputs)
@@ -214,7 +215,7 @@ class EvaluateLowest:
 
 def many(task: Task, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
     """The results of a task for some clients, together where it can, and the way taken."""
-    return task.run_many(inputs, device) if isinstance(task, ManyTask) else ([task.run(task_input) for task_input in inputs], "sequential")
+    return task.run_many(inputs, device) if is_many(task) else ([task.run(task_input) for task_input in inputs], "sequential")
 
 
 def whole_models(inputs: Sequence[TaskInput], shared: Spans) -> list[TaskInput]:

@@ -13,6 +13,7 @@ import json
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ class _Out:
         arrays = {name: getattr(value, name) for name in ("a", "tail", "start", "anchor") if getattr(value, name) is not None}
         return {
             "client": value.data.id,
-            "model": plain(value.model, "Model", {"Model": Model}),
+            "model": _plain_model(value.model),
             "arrays": {name: self._once(array, f"{path}/{name}") for name, array in arrays.items()},
             "factors": [value.width, value.more_start, value.more_anchor],
         }
@@ -186,6 +187,12 @@ class _Out:
             arrays = [[name, self.walk(made, f"{path}/{name}", self.others), origin.hex()] for name, made, origin in values]
             stores[str(place)] = {"values": arrays, "rest": self.walk(msgspec.msgpack.encode(rest), f"{path}/rest", self.others)}
         return {"identities": self.walk(msgspec.msgpack.encode(seeds), "parties/identities", self.others), "stores": stores}
+
+
+@lru_cache(maxsize=8)
+def _plain_model(model: Model) -> Any:
+    """A model's description as JSON: movements of all clients have the same."""
+    return plain(model, "Model", {"Model": Model})
 
 
 def flatten(state: Any) -> tuple[Any, dict[str, Any]]:

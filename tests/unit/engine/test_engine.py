@@ -1,6 +1,7 @@
 """Every fast way equals the sequential reference: over random shapes, options and ragged clients."""
 
 import copy
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import build_population
-from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, compiled, fast
+from cflpriv.engine import Engine, ManyTask, Streams, TaskInput, compiled, fast, span
 from cflpriv.engine.models import Model, Residual
 from cflpriv.engine.run import chunks
 from cflpriv.errors import InputError, TrainingDiverged, WorkerLost
@@ -175,6 +176,30 @@ def test_two_models_that_scale_the_same_data_otherwise_do_not_share_a_kernel() -
     data = clients(model.shape, [5, 7, 3], 4)
     for one in (model, replace(model, mean=(0.5,), std=(0.1,)), model):
         compare(Train(one, epochs=3, batch_size=0, lr=0.1), inputs(one, data), 1e-12, "span")
+
+
+def test_kernels_are_kept_as_long_as_their_data_and_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model("mlp", (1, 5, 5), 4, hidden=6, dtype="float64")
+    gc.collect()
+    before = span._kept_bytes
+
+    def train(data: list[ClientData], model: Model = model) -> int:
+        Engine().run(Train(model, epochs=3, batch_size=0, lr=0.1), inputs(model, data))
+        return span._kept_bytes - before
+
+    data = clients(model.shape, [5, 7, 3], 4)
+    bytes_of = [8 * n * n for n in (5, 7, 3)]
+    assert train(data) == train(data) == sum(bytes_of)
+    assert train(data, replace(model, mean=(0.5,), std=(0.1,))) == sum(bytes_of), "another kernel takes the place of the first"
+    del data[1]
+    gc.collect()
+    assert span._kept_bytes - before == bytes_of[0] + bytes_of[2]
+    more = clients(model.shape, [5, 4], 4, seed=1)
+    monkeypatch.setattr(span, "_KERNEL_BYTES", span._kept_bytes + 8 * 4 * 4)
+    assert train(more) == bytes_of[0] + bytes_of[2] + 8 * 4 * 4, "there was room for the smaller one"
+    del data, more
+    gc.collect()
+    assert span._kept_bytes == before
 
 
 def test_float32_is_within_1e_4() -> None:
