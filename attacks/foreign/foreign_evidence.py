@@ -12,7 +12,7 @@ Checks here, of states alone, and what a correct input would need to fail them:
 - updates that are multiples of each other to within `PROPORTIONAL` and the rounding of their states, in at least `FEWEST_NUMBERS` numbers;
 - a state returned that is unrelated to the state sent: the regression coefficient of the one on the other is below `UNRELATED`, at
   `DEVIATIONS` deviations of the coefficient of independent numbers (5: p < 1e-6 for noise of any size), in every array, and in all
-  together, in which so many deviations are less than that;
+  together, if so many deviations are less than that there;
 - a state returned that is a multiple of the state sent, as sums weighted by samples are;
 - updates whose mean is zero: the state sent is the mean of the states returned, the next round's;
 - a state sent whose weights are all zero, although several arrays moved; a state sent that is the mean of states returned in a later round;

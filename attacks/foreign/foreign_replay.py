@@ -186,7 +186,7 @@ def _has_other_part(replay: Replay) -> bool:
 
 
 def _confirmed(system: System, replay: Replay) -> float:
-    """The least fit of an array with `MORE` more trainings, of arrays for which all pairs of these trainings agree; 1 without one."""
+    """The least fit of an array with `MORE` more trainings, where all pairs of these agree on the array; 1 without one."""
     record, model = system.records[replay.client][0], system.model
     assert model is not None  # it was trained before
     names = list(record.before.parameters)

@@ -35,7 +35,7 @@ FEWEST, SHARE, OF_CLIENT = 3, 0.1, 0.4
 
 
 @dataclass(frozen=True)
-class Shares:
+class SampleShares:
     """How many of a client's samples can be judged, and how many of them lack their share in its update."""
 
     client: int
@@ -46,7 +46,7 @@ class Shares:
 def untrained_samples(system: System) -> str:
     """Samples that have no share in the updates of the clients that are declared to have trained on them."""
     model, spent = system.model, 0.0
-    made = list[Shares]()
+    made = list[SampleShares]()
     if model is None:
         return ""
     size = sum(math.prod(shape) for shape in model.shapes.values())
@@ -74,7 +74,7 @@ def _are_many(lacking: int, judged: int, share: float) -> bool:
     return lacking >= FEWEST and lacking >= share * judged
 
 
-def _shares(system: System, model: ForeignModel, record: UpdateRecord, x: Array, y: Array, most: int) -> Shares:
+def _shares(system: System, model: ForeignModel, record: UpdateRecord, x: Array, y: Array, most: int) -> SampleShares:
     names = list(model.shapes)
     rows = [moved(system, model, record)]
     rows += [flat(train_again(model, record, x, y, names), names) for _ in range(TRAININGS)]
@@ -91,7 +91,7 @@ def _shares(system: System, model: ForeignModel, record: UpdateRecord, x: Array,
     steady = (usual > 0) & (3 * spread < LEAST * usual)
     whole = float(np.quantile(seen[steady] / usual[steady], UPPER)) if steady.sum() >= FEWEST else 0.0
     if not (whole > 0 and np.isfinite(whole)):
-        return Shares(record.client, 0, 0)
+        return SampleShares(record.client, 0, 0)
     bound = DEVIATIONS * np.hypot(error / whole, spread)
     judged = (usual > 0) & (bound < LEAST * usual)
-    return Shares(record.client, int(judged.sum()), int((judged & (seen / whole + bound < LEAST * usual)).sum()))
+    return SampleShares(record.client, int(judged.sum()), int((judged & (seen / whole + bound < LEAST * usual)).sum()))

@@ -67,8 +67,10 @@ def _is_whole(audited: Audited) -> bool:
 
 
 def _leak_words(names: Sequence[str], learned: str, leak: Mapping[str, Any]) -> str:
-    who = upper(listed([adversary_words(name) for name in names]))
-    return f"{who} learn{'s' if len(names) == 1 else ''} {learned} ({_figure(leak)})."
+    helped = [name for name in names if "+" in name]
+    named = [name for name in names if "+" not in name] + helped[:1]  # with more helpers it learns no less
+    who = upper(listed([adversary_words(name) for name in named]))
+    return f"{who} learn{'s' if len(named) == 1 else ''} {learned} ({_figure(leak)})."
 
 
 def leaks_in(audited: Audited) -> dict[str, Mapping[str, Any]]:
