@@ -5,7 +5,7 @@ show with a probability above 0.96.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def table(seed: int, **more: Any) -> Table:
     return {name: list(column.tolist() if isinstance(column, np.ndarray) else column) for name, column in columns.items()}
 
 
-def found(path: Path, columns: Table, **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def found(path: Path, columns: Mapping[str, Sequence[Any]], **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The warnings and notes of a table."""
     rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join([",".join(columns), *rows]) + "\n", encoding="utf-8")
