@@ -753,7 +753,7 @@ def test_the_probe_runs_once_and_takes_little_time(monkeypatch: pytest.MonkeyPat
 # --- what can be learned ------------------------------------------------------------------------------------------------------------------
 
 
-def cosines(x: Tensor, module: Any) -> Tensor:
+def cosines(x: Tensor, module: Any) -> Any:
     return functional.linear(functional.normalize(x.flatten(1), dim=1), functional.normalize(module.out.weight, dim=1))
 
 
