@@ -22,6 +22,7 @@ __all__ = [
     "misspelt",
     "no_classes",
     "number_of",
+    "one_letter_apart",
     "same_name",
     "strangers",
     "unified",
@@ -237,7 +238,7 @@ def misspelt(counts: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
         if len(rare) < 4 or not rare.replace(" ", "").isalpha():
             continue
         often = (name for name, count in counts.items() if count >= RARE * counts[rare] and name.isprintable())
-        pairs += [(rare, name) for name in often if _one_letter_apart(rare.casefold(), name.casefold())][:1]
+        pairs += [(rare, name) for name in often if one_letter_apart(rare.casefold(), name.casefold())][:1]
     return tuple(pairs)
 
 
@@ -245,7 +246,8 @@ RARE = 20
 """A misspelt name occurs this many times less often than the right one."""
 
 
-def _one_letter_apart(one: str, other: str) -> bool:
+def one_letter_apart(one: str, other: str) -> bool:
+    """Whether a letter is left out, added or changed, or two neighbours are exchanged."""
     if abs(len(one) - len(other)) > 1:
         return False
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "Step", "client_units", "mixed_units", "shown_step", "values_of_clients"]
+__all__ = ["UNITS", "ClientValues", "Mixed", "Step", "client_units", "examined_rows", "mixed_units", "shown_step", "values_of_clients"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
 
     Two kinds are found: sides with an empty gap between, and a run of a client's rows. `labels` (rows,) are numbers.
     """
-    rows = _examined(len(labels))
+    rows = examined_rows(len(labels))
     owners = np.zeros(len(rows), np.int64) if clients is None else clients[rows]
     order = np.argsort(owners, kind="stable")
     rows, owners = rows[order], owners[order]
@@ -148,7 +148,7 @@ class ClientValues:
 
 def values_of_clients(column: Array, clients: Array) -> ClientValues:
     """What the values (rows,), NaN for blanks, of each client are like."""
-    rows = _examined(len(column))
+    rows = examined_rows(len(column))
     rows = rows[np.isfinite(column[rows])]
     order = np.argsort(column[rows])
     order = order[np.argsort(clients[rows][order], kind="stable")]
@@ -314,7 +314,7 @@ def _related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     return variance > 0 and abs(total) > RELATED * variance**0.5
 
 
-def _examined(count: int) -> Array:
+def examined_rows(count: int) -> Array:
     """The rows that are examined, in their order."""
     if count <= MOST_ROWS:
         return np.arange(count)

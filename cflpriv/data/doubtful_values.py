@@ -23,7 +23,7 @@ ATOM, FEWEST_ATOM = 4, 8
 NEAR_MEDIAN = 0.25
 """A code is apart if the gap after it is this share of the others' median, and more than the next values of the same number take."""
 MOST_CODES = 3
-FEWEST_STUCK, BY_CHANCE = 10, 1e-6
+FEWEST_STUCK, ELSEWHERE, BY_CHANCE = 10, 0.1, 1e-6
 
 
 class Numbers:
@@ -135,7 +135,9 @@ def stuck(values: Array, numbers: Numbers) -> tuple[float, int] | None:
     length, value = int(lengths[longest]), float(values[ends[longest]])
     usual = max(1.0, float((lengths - 1).sum() - (length - 1))) / len(values)
     others = int(numbers.counts[np.searchsorted(numbers.levels, value)]) - length
-    sure = length >= FEWEST_STUCK and others <= length / 2 and np.log(len(values)) + (length - 1) * np.log(usual) < np.log(BY_CHANCE)
+    sure = (
+        length >= FEWEST_STUCK and others <= ELSEWHERE * length and np.log(len(values)) + (length - 1) * np.log(usual) < np.log(BY_CHANCE)
+    )
     return (value, length) if sure else None
 
 

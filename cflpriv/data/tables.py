@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..console import counted
 from ..errors import InputError
 from ..randomness import stream
 from ..types import Array
-from .class_names import accidental_pairs, ascii_if_alike, missing_word, unified
+from .class_names import accidental_pairs, ascii_if_alike, missing_word, one_letter_apart, unified
 from .columns import Column, encoded, feature_names
 from .datasets import Dataset, dataset_of
 from .doubtful_columns import column_remarks
@@ -29,6 +30,8 @@ __all__ = ["Columns", "features_of", "load_table", "table_dataset"]
 
 MANY, MANY_COLUMNS, MANY_ROWS = 20, 3, 1000
 """A column of more different values than `MANY` in `MANY_ROWS` rows has many; so many columns of many values tell rows apart."""
+MISSPELT, LONG, MOST_ALIKE = 4, 5, 20
+"""A misspelt client has so many times fewer rows, and so many letters; of so many names with one number all pairs are compared."""
 SHOWN_NAMES = 20
 """Classes, clients and groups whose names a note lists."""
 
@@ -217,10 +220,9 @@ def _doubtful_columns(
     remarks += [total for table in tables if (total := total_row(table.columns, f"{table.path}: {table.row(table.rows - 1)}"))]
     totals, kind = total_rows(numbers, owners)
     if totals:
-        first = totals[0]
-        where = tables[0].row(first) if first < tables[0].rows else f"{tables[1].path}: {tables[1].row(first - tables[0].rows)}"
+        first, table = (totals[0], tables[0]) if totals[0] < tables[0].rows else (totals[0] - tables[0].rows, tables[1])
         more = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
-        remarks.append(f"{place}: {where}{more} has the {kind} of other rows in all columns of numbers; remove it")
+        remarks.append(f"{table.place(first)}{more} has the {kind} of other rows in all columns of numbers; remove it")
     known = {name for table in tables[:1] for name in table.columns}
     more = [name for table in tables[1:] for name in table.columns if name not in known]
     notes = [f"{tables[-1].path}: column {name!r} is in this file alone, so it is not used" for name in more]
@@ -281,12 +283,26 @@ def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | Non
                 "accident; write them in one way if they are one"
             )
     codes = np.array([number[name_of[cell]] for cell in cells], np.int64)
-    padded: dict[str, str] = {}
-    for written in names if key == "client_column" else ():
-        other = padded.setdefault(re.sub(r"(?<!\d)0+(?=\d)", "", written), written)
-        if other != written and not other.isdecimal():
-            doubts.append(f"{tables[0].path}: column {name!r} (data.{key}): {other!r} and {written!r} count as two; write them in one way")
+    if key == "client_column":
+        column = f"{tables[0].path}: column {name!r} (data.{key})"
+        again = _slips(names, np.bincount(codes))
+        doubts += [f"{column}: {one!r} and {other!r} count as two; is one a slip?" for one, other in again]
     return codes, tuple(names), tuple(doubts[:4])
+
+
+def _slips(names: Sequence[str], counts: Array) -> list[tuple[str, str]]:
+    """Pairs of numbered names that differ in zeros before the number, or of which one is rare and one letter apart from the other."""
+    kinds: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        kinds.setdefault(re.sub(r"\D|(?<!\d)0+(?=\d)", "", name), []).append(place)
+    pairs = []
+    for number, places in kinds.items():
+        for first, second in combinations(places[:MOST_ALIKE] if number else [], 2):
+            words = [re.sub(r"\d", "", names[place]) for place in (first, second)]
+            rare = MISSPELT * min(counts[first], counts[second]) <= max(counts[first], counts[second])
+            if words[0] and (words[0] == words[1] or (rare and min(map(len, words)) >= LONG and one_letter_apart(*words))):
+                pairs.append((names[first], names[second]))
+    return pairs
 
 
 def _one_group_each(path: Path, owners: Array, groups: Array, clients: Sequence[str], names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ Everything that travels is one vector per model, in the order of the module's pa
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -27,7 +27,7 @@ from .probe import Findings, made_up, probe, unrepeatable
 
 __all__ = [
     "MODELS", "OTHER_NAMES", "Hidden", "InitScale", "Model", "Residual", "build_module", "dtype_of", "findings_of",
-    "model_doubts", "module_there", "operations_of", "register_model",
+    "check_words", "model_doubts", "module_there", "operations_of", "register_model",
 ]  # fmt: skip
 
 Dtype = Literal["float32", "float64"]
@@ -417,6 +417,25 @@ def _digest_of(model: Model) -> str:
 def model_doubts(model: Model) -> tuple[str, ...]:
     """What the probe found that a user should know: a sentence each, none for the project's own models."""
     return tuple(f"model {model.name!r}: {doubt}" for doubt in findings_of(model).doubts)
+
+
+def check_words(model: Model, samples: Iterable[Array]) -> None:
+    """Raises `InputError` if an embedding of a user's module is too small for samples (n, *shape)."""
+    module = build_module(model) if _is_own(model) else nn.Identity()
+    sizes = {name: layer.num_embeddings for name, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
+    largest = max((x[int(np.argmax(x.reshape(len(x), -1).max(1)))] for x in samples if len(x)), key=np.max, default=None) if sizes else None
+    if largest is None:
+        return
+    try:
+        with torch.no_grad():
+            deepcopy(module).eval()(model.inputs(np.stack([largest, largest])).cpu())
+    except IndexError as error:
+        some = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+        first = next(iter(str(error).splitlines()), "")
+        raise InputError(
+            f"model {model.name!r}: fails on a sample with the word number {float(np.max(largest)):g}: {first[:100]}; of its embeddings "
+            f"{some}, and each needs one more than the largest number"
+        ) from None
 
 
 def findings_of(model: Model) -> Findings:

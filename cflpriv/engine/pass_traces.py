@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["holder_of", "last_operation", "leaves_of", "outer_numbers"]
+__all__ = ["holder_of", "last_operation", "leaves_of", "operations_below", "outer_numbers"]
 
 _UNCHANGED = frozenset(("View", "Reshape", "UnsafeView", "ToCopy", "Clone", "Squeeze", "Unsqueeze", "Alias", "Slice", "Transpose", "T"))
 """Operations that keep the values of a tensor."""
@@ -27,6 +27,17 @@ def last_operation(scores: Tensor) -> str:
     while node is not None and _operation(node) in _UNCHANGED and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return "" if node is None else _operation(node)
+
+
+def operations_below(scores: Tensor) -> tuple[str, ...]:
+    """The names of all operations that scores come out of, sorted."""
+    seen, ahead = set[Any](), [scores.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return tuple(sorted({_operation(node) for node in seen}))
 
 
 def leaves_of(scores: Tensor, known: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..types import Loss
 from .losses import loss_of
 from .own_modules import CONTAINERS, in_mode, own_attributes
 from .pass_traces import holder_of, last_operation, leaves_of, outer_numbers
+from .weak_modules import what_is_learned
 
 __all__ = ["SIZES", "Findings", "made_up", "probe", "unrepeatable"]
 
@@ -102,7 +103,9 @@ def probe(module: nn.Module, other: nn.Module | None, x: Tensor, classes: int, l
         torch.set_num_threads(1)
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             warnings.simplefilter("ignore")
-            return _Probe(made, x, classes, loss).findings()
+            found = _Probe(made, x, classes, loss).findings()
+            problem, doubts = what_is_learned(module, x, classes, loss, found.restored, doubted=bool(found.doubts))
+            return Findings(problem) if problem else replace(found, doubts=(*found.doubts, *doubts))
     except _Problem as problem:
         return Findings(str(problem))
     finally:

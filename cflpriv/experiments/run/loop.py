@@ -17,7 +17,7 @@ from ...algorithms.interface import Algorithm
 from ...clustering.scores import ari, mean_interval
 from ...contract.transcript import Transcript
 from ...engine.device import Device, resolved, using
-from ...engine.models import model_doubts
+from ...engine.models import check_words, model_doubts
 from ...engine.threads import one_thread
 from ...errors import InputError
 from ...federation.server import BudgetsSpent, ClientsLost, FederationServer, KeyHolderLost
@@ -248,8 +248,13 @@ def _admitted_together(run: Experiment, came: Sequence[int]) -> tuple[list[int],
 
 
 def input_warnings(config: Config, population: Population) -> tuple[str, ...]:
-    """What is doubtful about a run before it begins: its settings, its data, its model."""
-    return (*config.doubts, *population.warnings, *model_doubts(config.model_for(population)))
+    """What is doubtful about a run before it begins: its settings, its data, its model.
+
+    Raises `InputError` for a user's model that cannot take the samples.
+    """
+    model = config.model_for(population)
+    check_words(model, (x for client in population.clients for x in (client.x_train, client.x_test)))
+    return (*config.doubts, *population.warnings, *model_doubts(model))
 
 
 def finish(run: Experiment) -> dict[str, Any]:

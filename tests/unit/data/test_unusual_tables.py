@@ -5,7 +5,7 @@ show with a probability above 0.96.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,25 @@ def table(seed: int, **more: Any) -> Table:
     return {name: list(column.tolist() if isinstance(column, np.ndarray) else column) for name, column in columns.items()}
 
 
-def found(path: Path, columns: Table, **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def found(path: Path, columns: Mapping[str, Sequence[Any]], **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The warnings and notes of a table."""
     rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join([",".join(columns), *rows]) + "\n", encoding="utf-8")
     spec = {"partition": "given", "client_column": "client", "label_column": "label", **keys}
     population = build_population(DataSpec(**{"source": "csv", "paths": (str(path),), **spec}))
     return population.warnings, population.notes
+
+
+def shuffled(where: Array, labels: Callable[[Sequence[str]], Sequence[str]]) -> Table:
+    """The good table with other labels in some rows."""
+    columns = table(0)
+    own = np.array(columns["label"])
+    own[where] = labels(own[where].tolist())
+    return columns | {"label": own.tolist()}
+
+
+def in_any_order(labels: Sequence[str]) -> Sequence[str]:
+    return np.random.default_rng(0).permutation(labels).tolist()
 
 
 def changed(name: str, where: Array, change: Callable[[Array], Array | float]) -> Table:
@@ -88,6 +100,10 @@ WARNED: dict[str, tuple[Table, str]] = {
         table(0) | {"client": [f"clinic{'0' if c == 3 and row % 3 == 0 else ''}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
         "'clinic03' and 'clinic3' count as two"
     ),
+    "a misspelt client": (
+        table(0) | {"client": [f"clini{'' if c == 3 and row % 9 == 0 else 'c'}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
+        "'clini3' and 'clinic3' count as two; is one a slip"
+    ),
 }  # fmt: skip
 NOTED: dict[str, tuple[Table, str]] = {
     "a client's mmol/l": (changed("glucose", CLIENT == 2, lambda x: x / 18.016), "'glucose': the values of client 'clinic2' .* 18.016"),
@@ -108,6 +124,11 @@ NOTED: dict[str, tuple[Table, str]] = {
     "a sensor that stopped": (
         changed("weight", (CLIENT == 2) & (ROW >= 20), lambda x: x[0]), r"'weight': \d+ rows one after another have"
     ),
+    "a client's labels in another order": (shuffled(CLIENT == 2, in_any_order), "labels of client 'clinic2' do not follow the columns"),
+    "a client's labels exchanged": (
+        shuffled(CLIENT == 2, lambda own: ["ill" if x == "well" else "well" for x in own]), "labels of client 'clinic2' do not follow"
+    ),
+    "labels of other rows": (shuffled(CLIENT >= 0, lambda own: [*own[1:], own[0]]), "no column of numbers, nor a weighted sum of them"),
     "exchanged columns": (exchanged("age", "glucose"), "columns 'age', 'glucose' of client 'clinic2' look as if they were exchanged"),
     "moved columns": (exchanged("age", "weight", "glucose"), "columns 'age', 'weight', 'glucose' of client 'clinic2' look"),
     "other codes": (table(0, sex=AS_TEXTS + (CLIENT == 2)), "column 'sex': client 'clinic2' has '1', '2', and all others have '0', '1'"),

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from cflpriv.engine import Engine, Streams, TaskInput
-from cflpriv.engine.models import Model, build_module, model_doubts, register_model
+from cflpriv.engine.models import Model, build_module, check_words, model_doubts, register_model
 from cflpriv.engine.sample_gradients import sample_gradients
 from cflpriv.errors import InputError
 from cflpriv.plugins import Registry
@@ -325,6 +325,11 @@ REFUSED: dict[str, tuple[Factory, str]] = {
     "counted words": (lambda: Embedded(scale_grad_by_freq=True), "'embed.weight' over two samples is not the mean.*scale_grad_by_freq"),
     "sparse gradient": (lambda: Embedded(sparse=True), "'embed.weight' is in the layout torch.sparse_coo; use sparse=False"),
     "words of a largest norm": (lambda: Embedded(max_norm=0.1), "changes parameter 'embed.weight' in place"),
+    "rounded scores": (user_module(lambda m, x: m.out(x.flatten(1)).round()), r"gradients of all its parameters are 0.* round\(\), which"),
+    "first batch": (
+        user_module(lambda m, x: (m.__dict__.setdefault("mean", x.mean()), m.out(x.flatten(1) - m.mean))[1]),
+        "attribute 'mean' is set by the first batch, and scores depend on it",
+    ),
     "factory": (_unusable, "its factory fails: ZeroDivisionError"),
 }
 
@@ -743,3 +748,59 @@ def test_the_probe_runs_once_and_takes_little_time(monkeypatch: pytest.MonkeyPat
         build_module(model)
         model.init(1)
     assert len(passes) == count
+
+
+# --- what can be learned ------------------------------------------------------------------------------------------------------------------
+
+
+def cosines(x: Tensor, module: Any) -> Any:
+    return functional.linear(functional.normalize(x.flatten(1), dim=1), functional.normalize(module.out.weight, dim=1))
+
+
+DOUBTED: dict[str, tuple[Factory, str]] = {
+    "rounded inside": (
+        user_module(lambda m, x: m.out(m.first(x.flatten(1)).round()), lambda m: setattr(m, "first", hidden())),
+        r"the gradient of 'first.weight', 'first.bias' is 0 behind round\(\)"
+    ),
+    "a scale": (
+        user_module(lambda m, x: m.scale * m.out(x.flatten(1)).detach(), lambda m: setattr(m, "scale", nn.Parameter(torch.ones(1)))),
+        r"only 1 of its 261 numbers \('scale'\)"
+    ),
+    "all frozen but a scale": (
+        altered(lambda m: m[:3].requires_grad_(False), nn.Flatten, hidden, head, lambda: nn.PReLU(1)), r"only 1 of its [0-9,]+ numbers"
+    ),
+    "cosines": (user_module(lambda m, x: cosines(x, m)), "stay within -1 and 1 however large its parameters are"),
+}  # fmt: skip
+LEARNED: dict[str, Factory] = {
+    "straight through": user_module(
+        lambda m, x: m.out((h := m.first(x.flatten(1))) + (h.round() - h).detach()), lambda m: setattr(m, "first", hidden())
+    ),
+    "scaled cosines": user_module(lambda m, x: 16 * cosines(x, m)),
+    "cosines with a temperature": user_module(
+        lambda m, x: m.t * cosines(x, m), lambda m: setattr(m, "t", nn.Parameter(torch.tensor(1.0)))
+    ),
+    "begins at zero": altered(lambda m: [nn.init.zeros_(p) for p in m[3].parameters()], nn.Flatten, hidden, nn.ReLU, head),
+    "small scores": altered(lambda m: m[1].weight.data.mul_(1e-3), nn.Flatten, head),
+    "a trained head": altered(lambda m: m[1].requires_grad_(False), nn.Flatten, hidden, nn.ReLU, head),
+    "trained offsets": altered(lambda m: m[1].weight.requires_grad_(False), nn.Flatten, lambda: nn.Linear(SIZE, SIZE), nn.Tanh, head),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_a_module_of_which_little_can_be_learned_is_named(name: str) -> None:
+    factory, words = DOUBTED[name]
+    (doubt,) = model_doubts(own_model(factory))
+    assert re.search(words, doubt), doubt
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_module_that_learns_is_not_doubted(name: str) -> None:
+    assert model_doubts(own_model(LEARNED[name])) == ()
+
+
+def test_an_embedding_that_is_too_small_is_named() -> None:
+    model = own_model(Words, (6,))
+    check_words(model, [client.x_train for client in client_samples((6,), words=20)])
+    check_words(own_model(user_module(lambda m, x: m.out(x.flatten(1)))), [np.full((2, *SHAPE), 1e6, np.float32)])
+    with pytest.raises(InputError, match=r"word number 2\d: .*'embed' has 20"):
+        check_words(model, [client.x_train for client in client_samples((6,), words=30)])
