@@ -168,7 +168,8 @@ def accepted_remedies(path: Path, config: Config, population: Population, trust:
         else:
             accepted[attack] = Accepted(
                 attack,
-                "no setting of this algorithm that the configuration accepts; another algorithm may take privacy noise ([privacy])",
+                "no setting that the configuration accepts with this algorithm; next: read in docs/configuration.md which algorithms take "
+                "[privacy], name one in algorithm.name, and run again",
                 (),
             )
     return accepted | {figure: Accepted(figure, f"no setting: {why}", ()) for figure, why in WITHOUT.items()}

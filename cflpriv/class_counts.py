@@ -14,9 +14,23 @@ import numpy as np
 
 from .types import Array
 
-__all__ = ["ERROR_RATE", "FULL", "LEARNED", "MARGINS", "ClassCounts", "as_counts", "counts_shape", "counts_these", "pooled", "useless"]
+__all__ = [
+    "ERROR_RATE",
+    "FULL",
+    "LEARNED",
+    "LEARN_MORE",
+    "MARGINS",
+    "ClassCounts",
+    "as_counts",
+    "counts_shape",
+    "counts_these",
+    "pooled",
+    "useless",
+]
 
 FULL, MARGINS = 100, 1000
+LEARN_MORE = "raise training.rounds or training.lr, or narrow the ranges of columns"
+"""What may help a model that learned nothing."""
 LEARNED, ERROR_RATE = 0.1, 0.01
 """A model is called hardly better than the majority class if its balanced accuracy gained less than the share `LEARNED` of the possible.
 At a model that gained so much or more, the warning comes with a probability of at most `ERROR_RATE`, over independent test samples."""
@@ -147,13 +161,14 @@ def useless(counts: ClassCounts, who: str, names: Sequence[str] = (), majority: 
         return (
             f"{who} predicts class {named(label)} for all {total} test samples, and {total - int(counts.samples[label])} are of "
             f"other classes: accuracy {counts.constant_accuracy(label):.1%} is the share of that class, and balanced accuracy {1 / k:.1%} "
-            "that of any constant prediction; it learned nothing that tells classes apart"
+            f"that of any constant prediction, so it learned nothing that tells classes apart; {LEARN_MORE}"
         )
     if counts.shown_useless:
         accuracy = float(counts.right.sum()) / total
         beside = "" if majority is None else f", whose accuracy is {counts.constant_accuracy(majority):.1%}"
         return (
             f"{who} is hardly better than always predicting the majority class{beside}: accuracy {accuracy:.1%}, balanced accuracy "
-            f"{counts.balanced_accuracy:.1%} where a constant prediction has {1 / k:.1%} (error rate of this warning {ERROR_RATE:.0%})"
+            f"{counts.balanced_accuracy:.1%} where a constant prediction has {1 / k:.1%} (error rate of this warning {ERROR_RATE:.0%}); "
+            f"{LEARN_MORE}"
         )
     return ""

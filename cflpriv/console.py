@@ -1,13 +1,13 @@
 """What the command line prints of a run."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .placements import NAME, placement_text
 
-__all__ = ["TimeLeft", "counted", "defaults_text", "duration_words", "only", "row_text", "summary_text"]
+__all__ = ["TimeLeft", "cluster_lines", "counted", "defaults_text", "duration_words", "only", "row_text", "summary_text"]
 
 
 def row_text(row: Mapping[str, Any]) -> str:
@@ -87,6 +87,26 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"{summary['algorithm']}, protection {summary['protection']}{private}: {scores}"
         f"{clusters}{agreement}; up {summary['upload_bytes'] / 1e6:.2f} MB, down {summary['download_bytes'] / 1e6:.2f} MB"
     )
+
+
+NAMED = 30
+"""Clients of a cluster that a line names."""
+
+
+def cluster_lines(labels: Mapping[int, int], names: Sequence[str] = ()) -> list[str]:
+    """Who is in which of several clusters, a line each: the cluster of each client by its number, and names by these numbers."""
+    clusters: dict[int, list[int]] = {}
+    for client, label in sorted(labels.items()):
+        clusters.setdefault(label, []).append(client)
+    if len(clusters) < 2:
+        return []
+    return [f"cluster {label} ({counted(len(members), 'client')}): {named(members, names)}" for label, members in sorted(clusters.items())]
+
+
+def named(clients: Sequence[int], names: Sequence[str] = ()) -> str:
+    """Clients by name, or by number where they have none; the first `NAMED` of many."""
+    words = [names[client] if client < len(names) else str(client) for client in clients[:NAMED]]
+    return ", ".join(words) + (f" and {len(clients) - NAMED} more" if len(clients) > NAMED else "")
 
 
 def defaults_text(config: Any) -> str:

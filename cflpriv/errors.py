@@ -3,6 +3,7 @@
 `TooFewClients` and `BudgetExceeded` are also here, for algorithms, which import no protocol: sums raise them.
 """
 
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -10,7 +11,7 @@ from .protocols.errors import BudgetExceeded, TooFewClients
 
 __all__ = [
     "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "InputWarning", "TooFewClients", "TrainingDiverged",
-    "WorkerLost", "near",
+    "WorkerLost", "near", "warn_in_lines",
     "out_of_memory", "unknown_key",
 ]  # fmt: skip
 
@@ -46,6 +47,21 @@ class CflprivWarning(UserWarning):
 
 class InputWarning(CflprivWarning):
     """A doubt about a run's settings, data or model, which its summary has, too."""
+
+
+def warn_in_lines() -> None:
+    """Let every warning be one line. For the entry of a program: it changes `warnings.formatwarning`.
+
+    A line of this package has no place in the code, which means nothing to a user. A line of another package has it, since only its authors
+    can act.
+    """
+    warnings.formatwarning = _in_a_line
+
+
+def _in_a_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    words = " ".join(str(message).split())
+    where = "" if issubclass(category, CflprivWarning) else f" ({category.__name__}, {filename}:{lineno})"
+    return f"cflpriv: warning: {words}{where}\n"
 
 
 def unknown_key(section: str, key: str, value: object, known: str) -> InputError:

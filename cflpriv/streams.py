@@ -8,11 +8,8 @@ import codecs
 import io
 import sys
 import unicodedata
-import warnings
 
-from .errors import CflprivWarning
-
-__all__ = ["READABLE", "encode_readably", "print_file", "printable_streams", "readable", "warn_in_lines"]
+__all__ = ["READABLE", "encode_readably", "print_file", "printable_streams", "readable"]
 
 READABLE = "cflpriv.readable"
 """The error handler of `codecs` that `encode_readably` uses."""
@@ -29,21 +26,6 @@ def printable_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=READABLE)
-
-
-def warn_in_lines() -> None:
-    """Let every warning be one line. For the entry of a program: it changes `warnings.formatwarning`.
-
-    A line of this package has no place in the code, which means nothing to a user. A line of another package has it, since only its authors
-    can act.
-    """
-    warnings.formatwarning = _in_a_line
-
-
-def _in_a_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    words = " ".join(str(message).split())
-    where = "" if issubclass(category, CflprivWarning) else f" ({category.__name__}, {filename}:{lineno})"
-    return f"cflpriv: warning: {words}{where}\n"
 
 
 def print_file(text: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...console import counted
-from ...experiments.report.audit_words import CONDITIONAL, STATUS, metric_words, remedy_of, share_learned
+from ...experiments.report.audit_words import CONDITIONAL, STATUS, attack_name, metric_words, remedy_of, share_learned
 from ...experiments.report.run_names import adversary_place
 from ...plugins import ATTACKS
 from .family import Family
@@ -134,7 +134,7 @@ def _verdict(adversary: str, cells: Sequence[Cell], remedies: Mapping[str, str])
         return Verdict(adversary, f"{_spoken(adversary)} {words} {_counted(cells)}{_guaranteed(cells)}")
     worst = leaks[0]
     entry = ATTACKS.find(worst.attack)
-    learned = CONDITIONAL.get(worst.metric) or (entry.learns if entry is not None else "") or worst.attack.replace("_", " ")
+    learned = CONDITIONAL.get(worst.metric) or (entry.learns if entry is not None else "") or attack_name(worst.attack)
     figure = f"{metric_words(worst.as_json())} {worst.value:.2f}, {_beside(worst)}"
     strongest = {cell.attack: cell for cell in reversed(leaks) if cell.attack != worst.attack}
     others = [_with_known(strongest[name]) for name in dict.fromkeys(cell.attack for cell in leaks) if name in strongest]
@@ -158,7 +158,7 @@ def _reduced(leaks: Sequence[Cell], remedies: Mapping[str, str]) -> str:
     often = Counter(attack for cells in by_remedy.values() for attack in {cell.attack for cell in cells})
 
     def named(cell: Cell) -> str:
-        attack = cell.attack.replace("_", " ")
+        attack = attack_name(cell.attack)
         return attack if often[cell.attack] == 1 else f"{attack} ({metric_words(cell.as_json())})"
 
     return "; ".join(f"{', '.join(dict.fromkeys(map(named, cells)))}: {words}" for words, cells in by_remedy.items())
@@ -177,7 +177,7 @@ def _known(cell: Cell) -> str:
 def _with_known(cell: Cell) -> str:
     own = 1 if cell.adversary == "client" else int(cell.adversary.partition("+")[2] or 0)
     helped = "colluding" if cell.attack in COLLUDING else "known"
-    return cell.attack.replace("_", " ") + (f" (with {cell.k_known} {helped} clients)" if cell.k_known > own else "")
+    return attack_name(cell.attack) + (f" (with {cell.k_known} {helped} clients)" if cell.k_known > own else "")
 
 
 def _guaranteed(cells: Sequence[Cell]) -> str:
@@ -227,5 +227,5 @@ def _counted(cells: Sequence[Cell]) -> str:
     """How many figures have which status, and which attacks leave a question open."""
     counts = Counter(cell.status for cell in cells)
     words = ", ".join(f"{counts[status]} {word}" for status, word in STATUS.items() if counts[status])  # type: ignore[index]
-    open_ = [name.replace("_", " ") for name in dict.fromkeys(cell.attack for cell in cells if cell.status in OPEN)]
+    open_ = [attack_name(name) for name in dict.fromkeys(cell.attack for cell in cells if cell.status in OPEN)]
     return f"{words} of {counted(len(cells), 'figure')}" + (f"; open: {', '.join(open_)}" if open_ else "")

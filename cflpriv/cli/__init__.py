@@ -15,11 +15,11 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near, out_of_memory
+from ..errors import CallbackFailed, InputError, TrainingDiverged, WorkerLost, near, out_of_memory, warn_in_lines
 from ..extras import what_to_install
 from ..protocols.bounded_files import UnusableFile
 from ..protocols.errors import ProtocolError
-from ..streams import printable_streams, warn_in_lines
+from ..streams import printable_streams
 from .auditing import audit, verify
 from .claiming import claims
 from .describing import contract, explain, list_

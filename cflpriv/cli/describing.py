@@ -64,9 +64,17 @@ def contract(
 def explain(key: Annotated[str, typer.Argument(help="section.key, a key, or a section.", metavar="KEY")], plugin: Plugins = None) -> None:
     """Print what a configuration key means, its type, range and default."""
     from ..experiments.config.config_reference import explained
+    from ..experiments.sweep.sweep import sweep_keys
 
     load_plugins(plugin)
-    OUT.print(explained(key), markup=False)
+    own = sweep_keys(key)
+    try:
+        found = explained(key)
+    except InputError:
+        if not own:
+            raise
+        found = ""
+    OUT.print("\n\n".join(filter(None, (found, own))), markup=False)
 
 
 def list_(plugin: Plugins = None) -> None:

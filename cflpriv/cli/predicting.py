@@ -27,7 +27,7 @@ def predict(
     trust: Trust = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Predict the classes, or numbers, of new rows: a CSV of row number, class and probability, or of row number and number.
+    """Predict the classes, or numbers, of new rows: a CSV of row number, class and its probability, or of row number and number.
 
     MODEL is a run folder on a table, or a file that `cflpriv export` wrote of one; ROWS is a table with the same columns (the label may be
     missing). Rows that name a client of the run folder are predicted by the model that the client uses.
@@ -49,7 +49,7 @@ def predict(
         if column and column in table.columns:
             predictions = _by_client(model, table, column, data_dir, trust)
         else:
-            exported = exported_model(model, data_dir, cluster=cluster, client=client, trust=trust)
+            exported = exported_model(model, data_dir, cluster=cluster, client=client, trust=trust, own=own is not None)
             warn_of_untrained(model, [exported.name])
             predictions = predicted(table_pipeline(exported, model), exported.state, table, own)
     if predictions.clipped:

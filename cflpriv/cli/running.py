@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..console import TimeLeft, defaults_text, row_text, summary_text
+from ..console import TimeLeft, cluster_lines, defaults_text, row_text, summary_text
 from ..errors import InputError
 from ..progress import run_progress
-from ..protocols.bounded_files import read_text
+from ..protocols.bounded_files import read_json, read_text
 from .shared import ERR, OUT, DataDir, DeviceName, Plugins, Trust, name_of, naming, note_idle_code, print_line
 
 __all__ = ["advise", "reproduce", "run", "sweep"]
@@ -65,6 +65,8 @@ def run(
                 report=progress.line, tick=tick, step=progress.step,
             )  # fmt: skip
     OUT.print(summary_text(summary), markup=False)
+    for line in _members(folder):
+        OUT.print(line, markup=False)
     for line in [without_advice(summary, f"cflpriv advise {config}")] if summary["advice"] is None else advice_lines(summary["advice"]):
         if line:
             OUT.print(line, markup=False)
@@ -73,6 +75,15 @@ def run(
     OUT.print(f"run folder: {folder}, digest {digest_of(folder)}", markup=False)
     attacked = [] if experiment.run.record == "headers" else [f"cflpriv audit {folder}"]
     OUT.print(f"next: {'; '.join([*attacked, f'cflpriv report {folder}'])}", markup=False)
+
+
+def _members(folder: Path) -> list[str]:
+    """Who is in which cluster of a run that has just ended."""
+    path = folder / "measured.json"
+    measured = read_json(path) if path.is_file() else {}
+    return cluster_lines(
+        {int(client): label for client, label in (measured.get("labels") or {}).items()}, measured.get("client_names") or []
+    )
 
 
 def advise(

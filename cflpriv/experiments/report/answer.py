@@ -35,9 +35,16 @@ def counted_words(number: int) -> str:
 
 
 def headed(words: str) -> tuple[str, str]:
-    """The first clause of a long text that a page shows, and the rest, which it folds; the rest of a short text is empty."""
+    """What a page shows of a long text, its first clause and its last after a semicolon, the remedy; and the rest, which it folds.
+
+    The rest of a short text is empty.
+    """
+    if len(words) <= LONGEST_SHOWN:
+        return words, ""
     cut = next((at.end() for at in re.finditer(r"[:;.] ", words) if at.end() > SHORTEST_CLAUSE), len(words))
-    return (words[:cut].rstrip(" :;."), words[cut:]) if len(words) > LONGEST_SHOWN else (words, "")
+    fact, rest = words[:cut].rstrip(" :;."), words[cut:]
+    middle, mark, remedy = rest.rpartition("; ")
+    return (f"{fact}; {remedy}", middle) if mark else (f"{fact}; {rest}", "") if words[:cut].endswith("; ") else (fact, rest)
 
 
 def percent(value: float) -> str:

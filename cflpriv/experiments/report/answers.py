@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
+from ...advice.words import option_words
 from ...console import counted
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
 from .leak_answers import OPEN, audit_answer, leak_sentence, leaks_in
@@ -83,7 +84,13 @@ def served_of(subject: RunFiles, runs: Sequence[RunFiles]) -> Answer:
     if (advice := subject.summary.get("advice")) and advice.get("decided"):
         helps = advice["advice"] in (CLUSTERS, CLUSTERS_MIXTURE)
         tone: Tone = "good" if helps else "none"
-        return Answer(question, tone, f"Yes, {how}" if helps else f"Use {advice['advice']}", text, joined(["By held-out samples.", *small]))
+        return Answer(
+            question,
+            tone,
+            f"Yes, {how}" if helps else f"Use {option_words(advice['advice'])}",
+            text,
+            joined(["By held-out samples.", *small]),
+        )
     if not others:
         return Answer(question, "open", "Not compared", text, joined(["No other way of training was run.", *small]))
     compared = _compared(subject, others)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 __all__ = [
-    "ACTIVE_STATUS", "CONDITIONAL", "MEANINGS", "ORDER", "SIGNS", "STATUS", "is_validated", "least_comforting", "metric_words", "remedy_of",
-    "share_learned",
+    "ACTIVE_STATUS", "CONDITIONAL", "MEANINGS", "ORDER", "SIGNS", "STATUS", "attack_name", "is_validated", "least_comforting",
+    "metric_words", "remedy_of", "share_learned",
 ]  # fmt: skip
 
 Kept = TypeVar("Kept")
@@ -44,7 +44,15 @@ VALIDATED = ("leaks", "at_baseline")
 """Statuses of figures that show something: a leak, or with enough power that there is none."""
 BEST_PSNR_DB = 40.0
 """An image with so many decibels looks like the original."""
+ATTACK_NAMES = {
+    "sybil_span": "comparison with colluders' vectors", "fold_release": "reading of compared vectors",
+    "disaggregation": "separation of sums",
+    "gram_geometry": "geometry of inner products", "gram_updates": "inner products of updates",
+}  # fmt: skip
+"""Plain names of attacks in sentences, where the name in commands and tables is none."""
 SPELLED = {
+    "singleton exact": "single updates read exactly", "static value exact": "constant values read exactly",
+    "fold membership auc": "AUC of membership in compared vectors", "samples order auc": "AUC of the order of sample counts",
     "histogram l1": "L1 of label histogram", "structure l1": "L1 of histogram up to renaming", "psnr db": "PSNR in dB",
     "low tpr": "TPR at .1 % FPR", "l1": "L1",
     "ssim": "SSIM", "auc": "AUC", "tpr": "TPR", "fpr": "FPR", "lira": "LiRA", "rmia": "RMIA",
@@ -58,6 +66,11 @@ def metric_words(cell: Mapping[str, Any]) -> str:
     for plain, spelled in SPELLED.items():
         words = words.replace(f" {plain} ", f" {spelled} ")
     return words.strip() + (" ↓" if cell.get("lower_is_better") else "")
+
+
+def attack_name(attack: str) -> str:
+    """An attack in a sentence."""
+    return ATTACK_NAMES.get(attack, attack.replace("_", " "))
 
 
 def share_learned(cell: Mapping[str, Any]) -> float:

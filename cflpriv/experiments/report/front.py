@@ -16,7 +16,7 @@ from scipy import stats
 from ...errors import InputError
 from ...protocols.bounded_files import read_json
 from ..sweep.sweep import Sweep, SweepCell, SweepSetting
-from .audit_words import STATUS, is_validated, least_comforting, metric_words
+from .audit_words import STATUS, attack_name, is_validated, least_comforting, metric_words
 from .run_files import about_audit, audit_cells
 from .run_names import adversary_words
 
@@ -344,4 +344,4 @@ def attack_words(attack: Attack) -> str:
     """A figure for people: the attack, its figure, and the adversary."""
     name, metric, adversary, known = attack
     knows = f" that knows {known} client{'s' if known > 1 else ''}" if known and "+" not in adversary and adversary != "client" else ""
-    return f"{name.replace('_', ' ')} by {adversary_words(adversary)}{knows} ({metric_words({'metric': metric})})"
+    return f"{attack_name(name)} by {adversary_words(adversary)}{knows} ({metric_words({'metric': metric})})"

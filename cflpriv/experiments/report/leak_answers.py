@@ -9,7 +9,7 @@ from typing import Any
 
 from ...console import counted
 from .answer import Answer, counted_words, listed, upper
-from .audit_words import is_validated, metric_words, share_learned
+from .audit_words import attack_name, is_validated, metric_words, share_learned
 from .run_files import Audited
 from .run_names import adversary_place, adversary_words, with_colluders
 
@@ -110,7 +110,7 @@ def _figure(cell: Mapping[str, Any]) -> str:
 
 
 def _open_words(cells: Sequence[Mapping[str, Any]]) -> str:
-    names = dict.fromkeys(str(cell["attack"]).replace("_", " ") for cell in cells if cell["status"] not in SETTLED)
+    names = dict.fromkeys(attack_name(str(cell["attack"])) for cell in cells if cell["status"] not in SETTLED)
     return f"Open: {', '.join(list(names)[:4])}{', …' if len(names) > 4 else ''}." if names else ""
 
 

@@ -15,6 +15,7 @@ from .run_names import adversary_words
 
 if TYPE_CHECKING:
     import jinja2
+    import markupsafe
 
 __all__ = ["numbering", "templates"]
 
@@ -29,7 +30,7 @@ def templates() -> "jinja2.Environment":
     )  # fmt: skip
     made.filters["percent"] = lambda value: "–" if value is None else f"{100 * value:.1f}"
     made.filters |= {"counted": counted, "figure": _figure, "metric": metric_words, "megabytes": lambda size: f"{size / 1e6:.2f}"}
-    made.filters |= {"wide": is_wide, "headed": headed}
+    made.filters |= {"wide": is_wide, "headed": headed, "spaced": _spaced}
     made.filters |= {"adversary": adversary_words, "adversaries": _adversaries, "kilobytes": lambda size: f"{size / 1e3:,.0f} kB"}
     made.globals |= {"status": STATUS, "signs": SIGNS, "meanings": MEANINGS, "numbered": numbering()}
     return made
@@ -53,6 +54,13 @@ def _compiled() -> "jinja2.BytecodeCache":
             self.kept[bucket.key] = bucket.checksum, bucket.code
 
     return Compiled()
+
+
+def _spaced(command: str) -> "markupsafe.Markup":
+    """The words of a command, each a whole that breaks only where it is wider than the page: no `--out` in two lines."""
+    from markupsafe import Markup
+
+    return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in command.split(" "))
 
 
 def _adversaries(names: str) -> str:

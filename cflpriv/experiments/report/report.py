@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...advice.words import advice_lines, mixture_line, without_advice
-from ...console import counted
+from ...console import counted, named
 from ...contract.protection import ROBUST, listed
 from ...errors import InputError
 from ...files import write_atomically
@@ -249,7 +249,7 @@ def _clustering(run: RunFiles) -> dict[str, Any] | None:
         "n": len(labels),
         "k": k,
         "true": None if groups is None else len(np.unique(groups)),
-        "table": _contingency(labels, groups, run.group_names),
+        "table": _contingency(labels, groups, run.group_names, _members(measured)),
     }
 
 
@@ -267,7 +267,15 @@ def _tested(run: RunFiles, tested: RunTests, k: int) -> dict[str, Any]:
     }
 
 
-def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str]) -> dict[str, Any]:
+def _members(measured: Mapping[str, Any]) -> dict[int, str]:
+    """The clients of each cluster by name; empty where clients have none."""
+    names, clusters = measured.get("client_names") or [], dict[int, list[int]]()
+    for client, label in (measured.get("labels") or {}).items() if names else ():
+        clusters.setdefault(int(label), []).append(int(client))
+    return {label: named(sorted(members), names) for label, members in clusters.items()}
+
+
+def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str], members: Mapping[int, str]) -> dict[str, Any]:
     """The clients of each cluster by true group, the largest SHOWN_CLUSTERS; without known groups the sizes of the clusters alone."""
     clusters = _largest(labels)
     rows = []
@@ -276,7 +284,9 @@ def _contingency(labels: Array, groups: Array | None, names: Mapping[int, str]) 
         counts = sorted(Counter(inside).items(), key=lambda entry: (-entry[1], entry[0]))
         words = ", ".join(f"{count} {names.get(int(group), f'group {group}')}" for group, count in counts[:SHOWN_GROUPS])
         more = f", and {counted(len(counts) - SHOWN_GROUPS, 'group')} more" if len(counts) > SHOWN_GROUPS else ""
-        rows.append({"label": int(label), "size": int((labels == label).sum()), "groups": words + more})
+        rows.append(
+            {"label": int(label), "size": int((labels == label).sum()), "groups": words + more, "members": members.get(int(label), "")}
+        )
     return {"rows": rows, "left_out": len(np.unique(labels)) - len(clusters)}
 
 

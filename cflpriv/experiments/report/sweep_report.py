@@ -113,7 +113,7 @@ def sweep_lines(folder: Path, sweep: Sweep) -> list[str]:
     for one in warned(results):
         named = ", ".join(names[number - 1] for number in one["settings"][:NAMED])
         more = len(one["settings"]) - NAMED
-        lines.append(f"warning: {named}{f' and {more} more' if more > 0 else ''}: {one['head']}{' …' if one['rest'] else ''}")
+        lines.append(f"warning: {named}{f' and {more} more' if more > 0 else ''}: {one['head']}")
     unmade = len(sweep.cells) - len({result.cell.name for result in results} - failed.keys())
     steps = sweep_steps(str(folder), sweep, results, first, unmade)
     return [*lines, *(f"next: {step.words}{f': {step.command}' if step.command else ''}" for step in steps)]

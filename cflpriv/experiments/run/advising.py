@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...advice.procedure import Advised, advise, own_mixture
-from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, Advice, cannot_tell
+from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, TOLERANCE, Advice, cannot_tell
+from ...class_counts import LEARN_MORE, LEARNED, as_counts
 from ...engine.device import using
 from ...engine.threads import one_thread
 from ...federation.registry import ClientsLost
@@ -18,7 +19,7 @@ from ..config.config import Config
 from .loop import Experiment, device_of
 from .measure import served_accuracy
 
-__all__ = ["advised", "conclude", "test_accuracies"]
+__all__ = ["advised", "conclude", "not_learned", "test_accuracies"]
 
 
 def conclude(run: Experiment) -> None:
@@ -38,9 +39,31 @@ def advised(run: Experiment) -> Advised:
     plan = run.config.plan_for(run.population, run.algorithm)
     with one_thread(), using(device_of(run.config)):
         try:
-            return advise(run.federation, run.algorithm, run.state, plan, _rounds_after(run), run.report)
+            outcome = advise(run.federation, run.algorithm, run.state, plan, _rounds_after(run), run.report)
         except ClientsLost as error:
             return Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
+    last = next((row for row in reversed(run.rows) if row.get("by_class")), {})
+    doubt = not_learned(last, outcome.verdict.means or {})
+    return replace(outcome, verdict=replace(outcome.verdict, decided=False, clear=False, reasons=(doubt,))) if doubt else outcome
+
+
+def not_learned(row: Mapping[str, Any], held_out: Mapping[str, float]) -> str:
+    """Why the options of an advice, with these accuracies on held-out samples, tell nothing; "" where something was learned.
+
+    Nothing was learned where both hold: by the round's `row` the run's models gained less than the share `LEARNED` of the possible balanced
+    accuracy, and no option's accuracy is more than `TOLERANCE` above that of always naming the majority class.
+    """
+    counts = as_counts(np.array(row["by_class"]["counts"])) if row.get("by_class") else None
+    if counts is None or not held_out:
+        return ""
+    k, majority = int(counts.occurring.sum()), float(row["majority_accuracy"])
+    learned = k < 2 or counts.balanced_accuracy >= 1 / k + LEARNED * (1 - 1 / k)
+    if learned or max(held_out.values()) > majority + TOLERANCE:
+        return ""
+    return (
+        f"the model has not learned: balanced accuracy {counts.balanced_accuracy:.1%} where a constant answer has {1 / k:.1%}, and no "
+        f"option is better than always naming the majority class, {majority:.1%}; {LEARN_MORE}, then advise again"
+    )
 
 
 def _rounds_after(run: Experiment) -> Callable[[], None]:

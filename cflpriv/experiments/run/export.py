@@ -24,7 +24,7 @@ from ...types import Array, Population
 from ..config.config import load_config, read_tree
 from .checkpoint import restore
 from .loop import Experiment, check_same_data, device_of
-from .pipeline import Pipeline, pipeline_of
+from .pipeline import OWN_ROWS, Pipeline, pipeline_of
 from .resume import data_directory_of, last_checkpoint
 from .run import prepare
 
@@ -98,24 +98,33 @@ def exported_model(
     client: int | None = None,
     population: Population | None = None,
     trust: bool = False,
+    own: bool = True,
 ) -> Exported:
     """A model of the run in `folder`.
 
     The model of cluster number `cluster`, from 0; without a number, the run's only model. `client` asks for the last locally trained model
     of a client instead. Models that clients open are opened by one of them, as in the run's own measurements. `population`: the data of a
     run that was given them in Python. `trust`: whether code that the folder names runs, after its digests were checked (`trust`).
+    `own`: whether rows of the client are at hand; if not, a model that needs their mean and deviation is refused.
 
-    Raises `InputError` naming a run, cluster, client or file that does not fit.
+    Raises `InputError` naming a run, cluster, client or file that does not fit: all that is missing at once.
     """
     folder = Path(folder)
     if cluster is not None and client is not None:
         raise InputError(f"--model {cluster}, --client {client}: give one of them")
     run = _restored(folder, data_dir, trust, population)
-    name, vector = _deployed(run, cluster) if client is None else _local(run, client)
+    pipeline = pipeline_of(run.config, run.population, client)
+    needs = OWN_ROWS if not own and pipeline is not None and pipeline.scaling.per_client and not pipeline.mean else ""
+    try:
+        name, vector = _deployed(run, cluster) if client is None else _local(run, client)
+    except InputError as error:
+        raise InputError("; and ".join(filter(None, (str(error), needs)))) from None
+    if needs:
+        raise InputError(needs)
     model = run.config.model_for(run.population)
     state = {key: value.detach().clone() for key, value in model.lent(vector).state_dict().items()}
     run.backend.close(run)
-    return Exported(name, model, state, pipeline_of(run.config, run.population, client), run.config.data.features)
+    return Exported(name, model, state, pipeline, run.config.data.features)
 
 
 def models_of_clients(

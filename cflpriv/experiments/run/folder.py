@@ -381,6 +381,8 @@ def _measured(run: Experiment, out: Path) -> None:
         write_packed(out / "evidence.npz", arrays)
     truth = {client: int(group) for client, group in sorted(run.truth.items())}
     names = {"class_names": list(run.population.class_names)} if run.population.class_names else {}
+    clients = run.population.client_names
+    names |= {"client_names": list(clients)} if clients else {}
     measured = {"truth": truth, **names, "labels": labels, "evidence_source": source if evidence else None, "evidence": scalars, **rest}
     write_atomically(out / "measured.json", json.dumps(plain_json(measured), indent=1, allow_nan=False) + "\n")
 

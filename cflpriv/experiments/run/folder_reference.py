@@ -154,6 +154,7 @@ FILES = (
             "truth, labels": "By client: the true group and the cluster.",
             "evidence, evidence_source": "Numbers that the clustering was made from; whether the server saw them.",
             "class_names": "Names of the classes, if there are any.",
+            "client_names": "Names of a table's clients, by their numbers from 0.",
         },
         "what the algorithm says of its state, such as p-values",
     ),

@@ -335,7 +335,7 @@ def _untrained(run: Experiment, labels: Mapping[int, int]) -> list[str]:
     """Clusters whose models their clients use although the last rounds did not train them; `labels` by client."""
     done = [row for row in run.rows if row["skipped"] is None]
     waits = run.config.protection.small_clusters == "wait" and "gram" in run.algorithm.operations
-    remedy = "; small_clusters = 'merge' has such clusters join the nearest" if waits else ""
+    remedy = "; protection.small_clusters = 'merge' has such clusters join the nearest" if waits else ""
     lines = []
     for label in sorted(set(labels.values())):
         since = next((age for age, row in enumerate(reversed(done)) if label not in row.get("unchanged_clusters", ())), len(done))
@@ -345,7 +345,7 @@ def _untrained(run: Experiment, labels: Mapping[int, int]) -> list[str]:
         trained = "its model was never trained" if since == len(done) else f"its model is that of round {done[-since - 1]['round'] + 1}"
         lines.append(
             f"cluster {label} ({len(members)} client{'s' * (len(members) > 1)}): no sum in the last {since} of {len(done)} rounds, because "
-            f"fewer than {run.config.protection.smallest_group} of its clients took part (protection.min_cohort{remedy}); {trained}"
+            f"fewer than {run.config.protection.smallest_group} of its clients took part (protection.min_cohort), and {trained}{remedy}"
         )
     return lines
 

@@ -86,7 +86,7 @@ class Predictions:
             writer.writerow(("row", "prediction"))
             writer.writerows((row, f"{number:.6g}") for row, number in zip(self.rows, self.numbers, strict=True))
             return text.getvalue()
-        writer.writerow(("row", "prediction", "probability"))
+        writer.writerow(("row", "prediction", "probability_of_prediction"))
         writer.writerows((row, name, f"{share:.4f}") for row, name, share in zip(self.rows, self.classes, self.probabilities, strict=True))
         return text.getvalue()
 
@@ -196,6 +196,13 @@ def read_rows(path: Path) -> RawTable:
     return read_table(source_of(path), path)
 
 
+OWN_ROWS = (
+    "--own: the model takes features that each client standardises by its own training rows; give a table of the client's rows, "
+    "export the model of a client (--client), or train with public ranges (data.columns)"
+)
+"""The error where a model has no mean and deviation of the client."""
+
+
 def _features(pipeline: Pipeline, table: RawTable) -> tuple[Array, int]:
     """Features (n, 1, 1, d) of a table, and how many values were clipped."""
     if pipeline.schema:
@@ -226,8 +233,5 @@ def _scaled(pipeline: Pipeline, x: Array, own: Path | RawTable | None) -> Array:
     if pipeline.mean:
         return scaling.by_moments(x, np.array(pipeline.mean), np.array(pipeline.std))
     if own is None:
-        raise InputError(
-            "--own: the model takes features that each client standardises by its own training rows; give a table of the client's rows, "
-            "export the model of a client (--client), or train with public ranges (data.columns)"
-        )
+        raise InputError(OWN_ROWS)
     return scaling.standardised(x, _features(pipeline, own if isinstance(own, RawTable) else read_rows(own))[0])

@@ -37,12 +37,33 @@ from ..run.workers import processes_for
 from ..trust import idle_code, in_run_folder
 from .choose import Choose, check_choose, parse_choose
 
-__all__ = ["Sweep", "SweepCell", "SweepSetting", "load_sweep", "parse_sweep", "sweep_of"]
+__all__ = ["Sweep", "SweepCell", "SweepSetting", "load_sweep", "parse_sweep", "sweep_keys", "sweep_of"]
 
-_KEYS = {
+_KEYS: Mapping[str, type] = {
     "algorithms": list, "protections": list, "epsilon": list, "keys": dict, "seeds": list, "audit": bool, "attacks": list, "budget": str,
     "workers": int, "choose": dict,
 }  # fmt: skip
+_TYPES = {list: "list", dict: "table", bool: "boolean", str: "string", int: "integer"}
+MEANINGS = {
+    "algorithms": "Names, or tables with a `name`, its keys and perhaps a `label`; default: [algorithm] name.",
+    "protections": "Names, or tables of [protection] keys and perhaps a `label`; default: [protection] as given.",
+    "epsilon": "Values of privacy.epsilon, for protections with a privacy unit.",
+    "keys": 'Any other dotted key with its values, such as {"training.lr" = [0.1, 0.01]}.',
+    "seeds": "Each is both run.seed and data.seed; default: 0.",
+    "audit": "Whether every finished run is attacked; default: true.",
+    "attacks": "Names of the attacks; `cflpriv list` has them; default: all that apply.",
+    "budget": "quick (one seed an audit), standard (5) or thorough (10); default: standard.",
+    "workers": "Processes; default: one a core.",
+    "choose": "Keep only the best run, at a stated epsilon.",
+}
+"""What the keys of [sweep] mean."""
+
+
+def sweep_keys(wanted: str) -> str:
+    """The entries of a key of [sweep] ("sweep.seeds" or "seeds"), or of all ("sweep"), as plain text; "" for any other name."""
+    chosen = [key for key in MEANINGS if wanted in (f"sweep.{key}", key, "sweep")]
+    return "\n\n".join(f"sweep.{key}\n  {MEANINGS[key]}\n  type:    {_TYPES[_KEYS[key]]}" for key in chosen)
+
 
 _INSTEAD = {"algorithm": "write its keys beside the `name`", "protection": "belongs to an entry of `protections`"}
 _PLACES = {

@@ -129,7 +129,7 @@ def test_a_mixture_is_an_option_of_clustered_algorithms(algorithm: str, tmp_path
     assert mixture["test_accuracy"]["models of the run"] == pytest.approx(summary["accuracy_mean"])
     assert mixture["held_out_accuracy"].keys() == mixture["test_accuracy"].keys() == {"local models", "models of the run", "own mixture"}
     assert mixture["client_epochs"] <= 3
-    assert mixture_line(mixture).startswith("own mixtures: local models ")
+    assert mixture_line(mixture).startswith("mixtures with each client's own model: each client's own model, trained alone ")
 
 
 def test_the_weights_of_a_mixture_stay_with_the_client(tmp_path: Path) -> None:
