@@ -356,7 +356,7 @@ def _gains_of_many(points: Array) -> Array:
 
 
 def _simulated_curves(simulated: Iterable[Operator], n: int, edge: float, count: int, most: int) -> tuple[Array, Array]:
-    """The curves (draws, most − 1) of simulations, of which at least one direction counts."""
+    """The curves (draws, most − 1) of simulations. At least one direction counts in each."""
     if n > TOGETHER:
         made = []
         for one in simulated:
