@@ -183,8 +183,9 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def check_start(config: Config, population: Population) -> None:
     """Raises what a run of `config` would before it begins, and also in a first round of encrypted comparisons, whose rows may be too long,
-    and of protected sums, whose clients may be too unequal."""
-    simulation = prepare(config, population=population)
+    and of protected sums, whose clients may be too unequal. Scores refuse nothing, so models are scored on one test sample a client."""
+    clients = tuple(replace(client, x_test=client.x_test[:1], y_test=client.y_test[:1]) for client in population.clients)
+    simulation = prepare(config, population=replace(population, clients=clients))
     try:
         if config.protection.encrypted or config.protection.sum != "none":
             begin(simulation)

@@ -9,6 +9,7 @@ import pytest
 
 from cflpriv.attacks.audit import audit_run
 from cflpriv.attacks.compared.signature_labels import IMAGE_MARGIN
+from cflpriv.attacks.evidence import fresh_runs
 from cflpriv.attacks.figures.leakage import Cell
 from cflpriv.attacks.figures.payloads import ENTRIES
 from cflpriv.attacks.figures.verdicts import verdicts_of
@@ -129,3 +130,17 @@ def test_remedies_are_measured(tmp_path: Path) -> None:
     assert audit["about"]["not_run"]["attacks"]
     assert audit["about"]["run"]["data_digest"] == json.loads((folder / "summary.json").read_text(encoding="utf-8"))["data_digest"]
     assert any("before" in line for line in lines)
+
+
+def test_what_accepts_a_remedy_scores_no_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test sets of texts are large: scores of each candidate's first round took most of an audit."""
+    seen, prepare = set[int](), fresh_runs.prepare
+
+    def watched(config: Any, **options: Any) -> Any:
+        seen.update(len(client.y_test) for client in options["population"].clients)
+        return prepare(config, **options)
+
+    monkeypatch.setattr(fresh_runs, "prepare", watched)
+    config = load_config(settings_file(tmp_path, protection='sum = "secagg"'))
+    fresh_runs.check_start(config, build_population(config.data))
+    assert seen == {1}
