@@ -71,7 +71,7 @@ def _unrelated(parts: Sequence[_Part]) -> bool:
         explained = float((x @ _fit(x.T @ x, x.T @ y, n) * y).sum() / (y**2).sum())
         excess += explained - d / (n - 1)
         variance += 2 * d * (n - 1 - d) / ((n - 1) ** 2 * (n + 1))
-    return excess < UNRELATED * variance**0.5
+    return bool(excess < UNRELATED * variance**0.5)
 
 
 def _strange(parts: Sequence[_Part]) -> int | None:

@@ -57,7 +57,7 @@ def shuffled(where: Array, labels: Callable[[Sequence[str]], Sequence[str]]) -> 
 
 
 def in_any_order(labels: Sequence[str]) -> Sequence[str]:
-    return np.random.default_rng(0).permutation(labels).tolist()
+    return [labels[place] for place in np.random.default_rng(0).permutation(len(labels))]
 
 
 def changed(name: str, where: Array, change: Callable[[Array], Array | float]) -> Table:
