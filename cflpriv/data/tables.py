@@ -221,7 +221,7 @@ def _doubtful_columns(
     totals, kind = total_rows(numbers, owners)
     if totals:
         first, table = (totals[0], tables[0]) if totals[0] < tables[0].rows else (totals[0] - tables[0].rows, tables[1])
-        more = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
+        others = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
         remarks.append(f"{table.place(first)}{others} has the {kind} of other rows in all columns of numbers; remove it")
     known = {name for table in tables[:1] for name in table.columns}
     more = [name for table in tables[1:] for name in table.columns if name not in known]
@@ -291,7 +291,7 @@ def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | Non
 
 
 def _slips(names: Sequence[str], counts: Array) -> list[tuple[str, str]]:
-    """Pairs of numbered names that differ in zeros before the number, or of which one is rare and one letter apart from the other."""
+    """Pairs of numbered names that differ in zeros before the number, or where one is rare and a letter apart from the other."""
     kinds: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         kinds.setdefault(re.sub(r"\D|(?<!\d)0+(?=\d)", "", name), []).append(place)
