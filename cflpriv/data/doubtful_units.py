@@ -256,7 +256,7 @@ def _both(side: Array) -> bool:
 
 
 def _by_run(own: Array, bounds: Array) -> tuple[Array, Mixed] | None:
-    """A split of a column's rows at one place in the rows of a client, before or after which they are in another unit."""
+    """A split of a column's rows at one place in the rows of a client, where the unit changes."""
     sizes = np.diff(bounds)
     if not np.isfinite(own).all() or sizes.max() < 2 * FEWEST_RUN:
         return None
