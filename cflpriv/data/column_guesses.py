@@ -47,7 +47,7 @@ _COMMAS = re.compile(r"[+-]?[0-9.]*[0-9](,[0-9]+)*")
 _UNIT = re.compile(r"[^\w\s+-]{0,2}\s?[+-]?\d[\d.,' \u00a0]*\s?[^\d\s]{0,8}")
 MOSTLY, SURELY = 0.5, 0.9
 FEW_DATES = 200
-"""Cells by which the way that most dates of a column are written is found."""
+"""So many cells show how most dates of a column are written."""
 FORMATS = (
     "", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M",
     "%Y/%m/%d %H:%M", "%d.%m.%y", "%b %d, %Y", "%d %b %Y",

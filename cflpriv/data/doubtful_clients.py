@@ -1,4 +1,4 @@
-"""Columns in which one client, or a few, write something else than all others: another unit, other codes, two columns exchanged.
+"""Columns where one client, or a few, write something else than all others: another unit, other codes, two columns exchanged.
 
 Clients differ, and that is what groups are found by. So a remark needs that all others agree, and that a slip explains the difference.
 """

@@ -192,8 +192,8 @@ def _agreement(cells: Sequence[Any], labels: Array) -> float:
     usual = np.unique([max(of_value, key=of_value.__getitem__) for of_value in counts.values()])
     wrong = len(cells) - sum(max(of_value.values()) for of_value in counts.values())
     rarest = np.unique(labels, return_counts=True)[1].min()
-    told = len(usual) == len(np.unique(labels)) > 1 and FEW * len(counts) <= len(cells) and rarest >= FEW
-    return 1 - wrong / len(cells) if told and wrong <= MOST_WRONG * rarest else 0.0
+    complete = len(usual) == len(np.unique(labels)) > 1 and FEW * len(counts) <= len(cells) and rarest >= FEW
+    return 1 - wrong / len(cells) if complete and wrong <= MOST_WRONG * rarest else 0.0
 
 
 def _decides(values: Array, labels: Array) -> bool:
@@ -218,7 +218,7 @@ def _counts_rows(values: Array, clients: Array) -> bool:
 
 
 def _proportional(numbers: Mapping[str, Array]) -> list[tuple[str, str]]:
-    """Pairs of columns of numbers, not equal, of which one is the other times a number plus a number, but for rounding."""
+    """Pairs of columns of numbers, not equal, where one is the other times a number plus a number, but for rounding."""
     names = [name for name, values in numbers.items() if np.isfinite(values).all() and len(np.unique(values[:SAMPLE])) > MOST_PARTNERS]
     if not 1 < len(names) <= MOST_COMPARED:
         return []

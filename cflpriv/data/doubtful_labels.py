@@ -71,7 +71,7 @@ def _unrelated(parts: Sequence[_Part]) -> bool:
         explained = float((x @ _fit(x.T @ x, x.T @ y, n) * y).sum() / (y**2).sum())
         excess += explained - d / (n - 1)
         variance += 2 * d * (n - 1 - d) / ((n - 1) ** 2 * (n + 1))
-    return excess < UNRELATED * variance**0.5
+    return bool(excess < UNRELATED * variance**0.5)
 
 
 def _strange(parts: Sequence[_Part]) -> int | None:
@@ -86,8 +86,8 @@ def _strange(parts: Sequence[_Part]) -> int | None:
         _, x, y = parts[client]
         left = without | {client}
         own = _fit(sum(products) - sum(products[i] for i in left), sum(towards) - sum(towards[i] for i in left), rows)  # type: ignore[arg-type]
-        said = x @ own
-        return float((said * y).sum() / max(1e-12, float((said**2).sum() * (y**2).sum()) ** 0.5))
+        expected = x @ own
+        return float((expected * y).sum() / max(1e-12, float((expected**2).sum() * (y**2).sum()) ** 0.5))
 
     first = [follows(client, set()) for client in range(len(parts))]
     odd = int(np.argmin(first))

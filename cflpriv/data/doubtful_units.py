@@ -1,4 +1,4 @@
-"""A column in which some numbers are in another unit: part of a client's rows, or all rows of some clients.
+"""Columns where some numbers are in another unit: part of a client's rows, or all rows of some clients.
 
 Real columns have two humps, too, and real clients differ. So three things must come together. The two sides are far apart; one becomes
 like the other, in place and in spread, by the step between two units that people use; and for rows of one client nothing else differs
@@ -13,11 +13,11 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "Step", "client_units", "examined_rows", "mixed_units", "shown_step", "values_of_clients"]
+__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "client_units", "examined_rows", "mixed_units", "shown_step", "values_of_clients"]
 
 
 @dataclass(frozen=True)
-class Step:
+class UnitStep:
     """From one unit to another: x · `factor` + `offset`."""
 
     factor: float
@@ -37,10 +37,10 @@ _FACTORS = (
     (100.0, "percent and fractions, or powers of ten"), (1e3, "powers of ten"), (1e4, "powers of ten"), (1e6, "powers of ten"),
 )  # fmt: skip
 UNITS = (
-    *(Step(factor, 0.0, words) for factor, words in _FACTORS),
-    Step(1.8, 32.0, "degrees Fahrenheit and Celsius"), Step(1.0, 273.15, "kelvins and degrees Celsius"),
-    Step(1.0, 1900.0, "years of four and of two digits"), Step(1.0, 2000.0, "years of four and of two digits"),
-    Step(-1.0, 0.0, "the sign"),
+    *(UnitStep(factor, 0.0, words) for factor, words in _FACTORS),
+    UnitStep(1.8, 32.0, "degrees Fahrenheit and Celsius"), UnitStep(1.0, 273.15, "kelvins and degrees Celsius"),
+    UnitStep(1.0, 1900.0, "years of four and of two digits"), UnitStep(1.0, 2000.0, "years of four and of two digits"),
+    UnitStep(-1.0, 0.0, "the sign"),
 )  # fmt: skip
 """Steps that people make. With more of them any two levels would be a step apart."""
 
@@ -88,7 +88,7 @@ class Mixed:
     `sure`: the sides spread little, and the step is one that hardly a change of the world makes: 100 times and more, °F and °C.
     """
 
-    step: Step
+    step: UnitStep
     count: int
     clients: tuple[int, ...] = ()
     sure: bool = False
@@ -104,7 +104,7 @@ class _Side:
 
 
 def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | None) -> dict[str, Mixed]:
-    """Columns of numbers (rows,), NaN for blanks, in which part of the rows of a client is in another unit than the rest.
+    """Columns of numbers (rows,), NaN for blanks, where part of the rows of a client is in another unit than the rest.
 
     Two kinds are found: sides with an empty gap between, and a run of a client's rows. `labels` (rows,) are numbers.
     """
@@ -172,7 +172,7 @@ def client_units(own: ClientValues) -> Mixed | None:
     return None
 
 
-def _odd_clients(middles: Array, spreads: Array, sizes: Array, logged: bool) -> tuple[Array, Step] | None:
+def _odd_clients(middles: Array, spreads: Array, sizes: Array, logged: bool) -> tuple[Array, UnitStep] | None:
     """Clients, by number, whose medians are apart from all others by the step of a unit, and the step."""
     order = np.argsort(middles)
     gaps = np.diff(middles[order])
@@ -187,8 +187,8 @@ def _odd_clients(middles: Array, spreads: Array, sizes: Array, logged: bool) -> 
     return None if step is None else (few, step)
 
 
-def _step(few: _Side, many: _Side, logged: bool, apart: float, between: float = 0.0) -> Step | None:
-    """The step of a unit by which one side becomes like the other, if they are so many deviations apart; None if there is none.
+def _step(few: _Side, many: _Side, logged: bool, apart: float, between: float = 0.0) -> UnitStep | None:
+    """The step of a unit that makes one side like the other, if they are so many deviations apart; None if there is none.
 
     `between`: of whole clients, how much their medians differ by themselves.
     """
@@ -256,7 +256,7 @@ def _both(side: Array) -> bool:
 
 
 def _by_run(own: Array, bounds: Array) -> tuple[Array, Mixed] | None:
-    """A split of a column's rows at one place in the rows of a client, before or after which they are in another unit."""
+    """A split of a column's rows at one place in the rows of a client, where the unit changes."""
     sizes = np.diff(bounds)
     if not np.isfinite(own).all() or sizes.max() < 2 * FEWEST_RUN:
         return None
@@ -321,6 +321,6 @@ def examined_rows(count: int) -> Array:
     return np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
 
 
-def shown_step(step: Step) -> str:
+def shown_step(step: UnitStep) -> str:
     """A step in words, for a remark."""
     return step.words if step.offset or step.factor < 0 else f"about {step.factor:g} times, such as {step.words}"

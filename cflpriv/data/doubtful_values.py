@@ -123,7 +123,7 @@ def far_values(numbers: Numbers) -> tuple[float, ...]:
 
 
 def stuck(values: Array, numbers: Numbers) -> tuple[float, int] | None:
-    """A value that fills a run of rows (n,) of a column in which neighbours are rarely equal, and hardly occurs elsewhere; None without.
+    """A value that fills a run of rows (n,) of a column whose neighbours are rarely equal, and hardly occurs elsewhere; None without.
 
     By chance a column has such a run with a probability below `BY_CHANCE`, if its rows are in any order.
     """

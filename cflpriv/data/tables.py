@@ -205,7 +205,7 @@ def _doubtful_columns(
     used = [column.name for column in columns.typed if column.type != "ignore"] if columns.typed else list(features)
     plain = [column.name for column in columns.typed if column.type == "number"] if columns.typed else list(features)
     parts = {name: [table.parsed(name) for table in tables] for name in plain}
-    place, remarks = tables[0].path, []
+    place, remarks = tables[0].path, list[str]()
     for name in plain:
         if how := row_numbers(name, parts[name]):
             advice = "leave it out (data.feature_columns, or type 'ignore' in data.columns), since a model can only memorise it"
@@ -215,18 +215,18 @@ def _doubtful_columns(
     numbers = {name: values[0] if whole else np.concatenate(values) for name, values in parts.items()}
     own = {column.name for column in columns.typed if column.own} if columns.typed else set(features) if scaling.per_client else set()
     label, client = (columns.label, y, bool(columns.numbers)), (columns.client, owners, names)
-    found = column_remarks(cells, numbers, label, client, own)
-    remarks += [f"{place}: {remark}" for remark in found.warnings]
-    remarks += [total for table in tables if (total := total_row(table.columns, f"{table.path}: {table.row(table.rows - 1)}"))]
+    odd = column_remarks(cells, numbers, label, client, own)
+    remarks += [f"{place}: {remark}" for remark in odd.warnings]
+    remarks += [named for table in tables if (named := total_row(table.columns, f"{table.path}: {table.row(table.rows - 1)}"))]
     totals, kind = total_rows(numbers, owners)
     if totals:
         first, table = (totals[0], tables[0]) if totals[0] < tables[0].rows else (totals[0] - tables[0].rows, tables[1])
-        more = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
-        remarks.append(f"{table.place(first)}{more} has the {kind} of other rows in all columns of numbers; remove it")
+        others = f", and {len(totals) - 1} rows more," if len(totals) > 1 else ""
+        remarks.append(f"{table.place(first)}{others} has the {kind} of other rows in all columns of numbers; remove it")
     known = {name for table in tables[:1] for name in table.columns}
     more = [name for table in tables[1:] for name in table.columns if name not in known]
     notes = [f"{tables[-1].path}: column {name!r} is in this file alone, so it is not used" for name in more]
-    return tuple(remarks), (*found.notes, *notes)
+    return tuple(remarks), (*odd.notes, *notes)
 
 
 def _nearly_equal(x_train: Array, x_test: Array, features: Sequence[str]) -> tuple[str, ...]:
@@ -291,7 +291,7 @@ def _coded(tables: Sequence[RawTable], key: str, name: str) -> tuple[Array | Non
 
 
 def _slips(names: Sequence[str], counts: Array) -> list[tuple[str, str]]:
-    """Pairs of numbered names that differ in zeros before the number, or of which one is rare and one letter apart from the other."""
+    """Pairs of numbered names that differ in zeros before the number, or where one is rare and a letter apart from the other."""
     kinds: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         kinds.setdefault(re.sub(r"\D|(?<!\d)0+(?=\d)", "", name), []).append(place)

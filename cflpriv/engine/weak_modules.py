@@ -1,4 +1,4 @@
-"""Modules that run, and of which little or nothing can be learned, or whose scores the first batch decides for ever."""
+"""Modules that run and learn little or nothing, or whose scores the first batch decides for ever."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -19,7 +19,7 @@ MOVED, TIMES = 0.1, 30.0
 BOUND = 1.0
 SAMPLES = 10
 FEW = 2
-"""A module of which fewer numbers than this for each class are reached by a gradient learns nothing but a scale, or offsets."""
+"""A module with gradients for fewer numbers than this for each class learns nothing but a scale, or offsets."""
 
 
 def what_is_learned(

@@ -26,7 +26,7 @@ Table = dict[str, Sequence[Any]]
 Draws = np.random.Generator
 
 
-def table(seed: int, **more: Any) -> Table:
+def patients(seed: int, **more: Any) -> Table:
     """Patients of six clinics, with columns that are added or replaced."""
     draws = np.random.default_rng(seed)
     z = draws.normal(size=(N, 4))
@@ -39,7 +39,10 @@ def table(seed: int, **more: Any) -> Table:
     return {name: list(column.tolist() if isinstance(column, np.ndarray) else column) for name, column in columns.items()}
 
 
-def found(path: Path, columns: Mapping[str, Sequence[Any]], **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+PLAIN = patients(0)
+
+
+def named_in(path: Path, columns: Mapping[str, Sequence[Any]], **keys: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The warnings and notes of a table."""
     rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join([",".join(columns), *rows]) + "\n", encoding="utf-8")
@@ -48,29 +51,29 @@ def found(path: Path, columns: Mapping[str, Sequence[Any]], **keys: Any) -> tupl
     return population.warnings, population.notes
 
 
-def shuffled(where: Array, labels: Callable[[Sequence[str]], Sequence[str]]) -> Table:
+def relabelled(where: Array, labels: Callable[[Sequence[str]], Sequence[str]]) -> Table:
     """The good table with other labels in some rows."""
-    columns = table(0)
+    columns = PLAIN
     own = np.array(columns["label"])
     own[where] = labels(own[where].tolist())
     return columns | {"label": own.tolist()}
 
 
 def in_any_order(labels: Sequence[str]) -> Sequence[str]:
-    return np.random.default_rng(0).permutation(labels).tolist()
+    return [labels[place] for place in np.random.default_rng(0).permutation(len(labels))]
 
 
-def changed(name: str, where: Array, change: Callable[[Array], Array | float]) -> Table:
+def edited(name: str, where: Array, change: Callable[[Array], Array | float]) -> Table:
     """The good table with other values of a column in some rows."""
-    columns = table(0)
+    columns = PLAIN
     values = np.array(columns[name])
     values[where] = change(values[where])
     return columns | {name: values.round(4).tolist()}
 
 
-def exchanged(*names: str) -> Table:
+def reordered(*names: str) -> Table:
     """The good table with the columns of a client in another order."""
-    columns = {name: np.array(column, object) for name, column in table(0).items()}
+    columns = {name: np.array(column, object) for name, column in PLAIN.items()}
     own = {name: columns[name][CLIENT == 2] for name in names}
     for name, other in zip(names, (*names[1:], names[0]), strict=True):
         columns[name][CLIENT == 2] = own[other]
@@ -83,64 +86,64 @@ FIRST = (CLIENT == 1) & HALF
 AS_TEXTS = np.random.default_rng(3).integers(0, 2, N)
 
 WARNED: dict[str, tuple[Table, str]] = {
-    "°F in a run of rows": (changed("temperature", FIRST, lambda x: x * 1.8 + 32), "column 'temperature': 30 values differ .* Fahrenheit"),
-    "°F in any rows": (changed("temperature", SOME, lambda x: x * 1.8 + 32), "column 'temperature': 20 values .* Fahrenheit"),
-    "grams": (changed("weight", FIRST, lambda x: x * 1000), "column 'weight': 30 values differ from the others by about 1000 times"),
-    "percent and fractions": (changed("glucose", HALF, lambda x: x / 100), "column 'glucose': 180 values .* about 100 times"),
-    "-1 for an age": (changed("age", SOME, lambda x: -1), "column 'age': -1 occurs 20 times, and no other value is negative"),
+    "°F in a run of rows": (edited("temperature", FIRST, lambda x: x * 1.8 + 32), "column 'temperature': 30 values differ .* Fahrenheit"),
+    "°F in any rows": (edited("temperature", SOME, lambda x: x * 1.8 + 32), "column 'temperature': 20 values .* Fahrenheit"),
+    "grams": (edited("weight", FIRST, lambda x: x * 1000), "column 'weight': 30 values differ from the others by about 1000 times"),
+    "percent and fractions": (edited("glucose", HALF, lambda x: x / 100), "column 'glucose': 180 values .* about 100 times"),
+    "-1 for an age": (edited("age", SOME, lambda x: -1), "column 'age': -1 occurs 20 times, and no other value is negative"),
     "two codes": (
-        changed("weight", SOME, lambda x: np.arange(len(x)) % 2 - 9), r"column 'weight': -9 or -8 occurs 20 times, and no other value"
+        edited("weight", SOME, lambda x: np.arange(len(x)) % 2 - 9), r"column 'weight': -9 or -8 occurs 20 times, and no other value"
     ),
-    "a slip": (changed("weight", SOME[:1], lambda x: x * 100), r"column 'weight': \d+ is far beyond all other values"),
+    "a slip": (edited("weight", SOME[:1], lambda x: x * 100), r"column 'weight': \d+ is far beyond all other values"),
     "a total": ({name: [*column, "clinic5" if name == "client" else "well" if name == "label" else round(sum(column), 4)]
-                 for name, column in table(0).items()}, r"row 362 has the sums of other rows"),
+                 for name, column in PLAIN.items()}, r"row 362 has the sums of other rows"),
     "a mean": ({name: [*column, "clinic5" if name == "client" else "well" if name == "label" else round(float(np.mean(column)), 2)]
-                for name, column in table(0).items()}, r"row 362 has the means of other rows"),
+                for name, column in PLAIN.items()}, r"row 362 has the means of other rows"),
     "a client with a zero": (
-        table(0) | {"client": [f"clinic{'0' if c == 3 and row % 3 == 0 else ''}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
+        PLAIN | {"client": [f"clinic{'0' if c == 3 and row % 3 == 0 else ''}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
         "'clinic03' and 'clinic3' count as two"
     ),
     "a misspelt client": (
-        table(0) | {"client": [f"clini{'' if c == 3 and row % 9 == 0 else 'c'}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
+        PLAIN | {"client": [f"clini{'' if c == 3 and row % 9 == 0 else 'c'}{c}" for c, row in zip(CLIENT, ROW, strict=True)]},
         "'clini3' and 'clinic3' count as two; is one a slip"
     ),
 }  # fmt: skip
 NOTED: dict[str, tuple[Table, str]] = {
-    "a client's mmol/l": (changed("glucose", CLIENT == 2, lambda x: x / 18.016), "'glucose': the values of client 'clinic2' .* 18.016"),
+    "a client's mmol/l": (edited("glucose", CLIENT == 2, lambda x: x / 18.016), "'glucose': the values of client 'clinic2' .* 18.016"),
     "two clients' pounds": (
-        changed("weight", (CLIENT == 2) | (CLIENT == 5), lambda x: x * 2.2046), "'weight': the values of clients .*clinic5.* 2.2046 times"
+        edited("weight", (CLIENT == 2) | (CLIENT == 5), lambda x: x * 2.2046), "'weight': the values of clients .*clinic5.* 2.2046 times"
     ),
-    "a client's °F": (changed("temperature", CLIENT == 1, lambda x: x * 1.8 + 32), "the values of client 'clinic1' .* Fahrenheit"),
-    "a client's kelvins": (changed("temperature", CLIENT == 1, lambda x: x + 273.15), "the values of client 'clinic1' .* kelvins"),
-    "a client's sign": (changed("weight", CLIENT == 1, lambda x: -x), "the values of client 'clinic1' .* the sign"),
+    "a client's °F": (edited("temperature", CLIENT == 1, lambda x: x * 1.8 + 32), "the values of client 'clinic1' .* Fahrenheit"),
+    "a client's kelvins": (edited("temperature", CLIENT == 1, lambda x: x + 273.15), "the values of client 'clinic1' .* kelvins"),
+    "a client's sign": (edited("weight", CLIENT == 1, lambda x: -x), "the values of client 'clinic1' .* the sign"),
     "a client's standardised values": (
-        changed("weight", CLIENT == 4, lambda x: (x - x.mean()) / x.std()), "'weight': the values of client 'clinic4' are about a standard"
+        edited("weight", CLIENT == 4, lambda x: (x - x.mean()) / x.std()), "'weight': the values of client 'clinic4' are about a standard"
     ),
-    "mmol/l in a run of rows": (changed("glucose", FIRST, lambda x: x / 18.016), "'glucose': 30 values differ .* 18.016 times"),
-    "pounds in a run of rows": (changed("weight", FIRST, lambda x: x * 2.2046), "'weight': 30 values differ .* 2.2046 times"),
-    "0 for an age": (changed("age", SOME, lambda x: 0), "column 'age': 0 occurs 20 times, apart"),
-    "99 for an age": (changed("age", SOME, lambda x: 99), "column 'age': 99 occurs 20 times, far more often"),
-    "a client of one value": (changed("weight", CLIENT == 2, lambda x: 76), "'weight': all values of client 'clinic2' are 76"),
+    "mmol/l in a run of rows": (edited("glucose", FIRST, lambda x: x / 18.016), "'glucose': 30 values differ .* 18.016 times"),
+    "pounds in a run of rows": (edited("weight", FIRST, lambda x: x * 2.2046), "'weight': 30 values differ .* 2.2046 times"),
+    "0 for an age": (edited("age", SOME, lambda x: 0), "column 'age': 0 occurs 20 times, apart"),
+    "99 for an age": (edited("age", SOME, lambda x: 99), "column 'age': 99 occurs 20 times, far more often"),
+    "a client of one value": (edited("weight", CLIENT == 2, lambda x: 76), "'weight': all values of client 'clinic2' are 76"),
     "a sensor that stopped": (
-        changed("weight", (CLIENT == 2) & (ROW >= 20), lambda x: x[0]), r"'weight': \d+ rows one after another have"
+        edited("weight", (CLIENT == 2) & (ROW >= 20), lambda x: x[0]), r"'weight': \d+ rows one after another have"
     ),
-    "a client's labels in another order": (shuffled(CLIENT == 2, in_any_order), "labels of client 'clinic2' do not follow the columns"),
+    "a client's labels in another order": (relabelled(CLIENT == 2, in_any_order), "labels of client 'clinic2' do not follow the columns"),
     "a client's labels exchanged": (
-        shuffled(CLIENT == 2, lambda own: ["ill" if x == "well" else "well" for x in own]), "labels of client 'clinic2' do not follow"
+        relabelled(CLIENT == 2, lambda own: ["ill" if x == "well" else "well" for x in own]), "labels of client 'clinic2' do not follow"
     ),
-    "labels of other rows": (shuffled(CLIENT >= 0, lambda own: [*own[1:], own[0]]), "no column of numbers, nor a weighted sum of them"),
-    "exchanged columns": (exchanged("age", "glucose"), "columns 'age', 'glucose' of client 'clinic2' look as if they were exchanged"),
-    "moved columns": (exchanged("age", "weight", "glucose"), "columns 'age', 'weight', 'glucose' of client 'clinic2' look"),
-    "other codes": (table(0, sex=AS_TEXTS + (CLIENT == 2)), "column 'sex': client 'clinic2' has '1', '2', and all others have '0', '1'"),
+    "labels of other rows": (relabelled(CLIENT >= 0, lambda own: [*own[1:], own[0]]), "no column of numbers, nor a weighted sum of them"),
+    "exchanged columns": (reordered("age", "glucose"), "columns 'age', 'glucose' of client 'clinic2' look as if they were exchanged"),
+    "moved columns": (reordered("age", "weight", "glucose"), "columns 'age', 'weight', 'glucose' of client 'clinic2' look"),
+    "other codes": (patients(0, sex=AS_TEXTS + (CLIENT == 2)), "column 'sex': client 'clinic2' has '1', '2', and all others have '0', '1'"),
     "a column in two units": (
-        table(0) | {"pounds": [round(2.2046 * x, 1) for x in table(0)["weight"]]}, "columns 'weight' and 'pounds' say the same in two units"
+        PLAIN | {"pounds": [round(2.2046 * x, 1) for x in PLAIN["weight"]]}, "columns 'weight' and 'pounds' say the same in two units"
     ),
     "the label, nearly": (
-        table(0) | {"code": [int((x == "ill") ^ (i % 99 == 5)) for i, x in enumerate(table(0)["label"])]},
+        PLAIN | {"code": [int((x == "ill") ^ (i % 99 == 5)) for i, x in enumerate(PLAIN["label"])]},
         r"'code' says the label .* 98\.89 %"
     ),
     "values of the label": (
-        table(0) | {"ward": [i % 3 + 3 * (x == "ill") for i, x in enumerate(table(0)["label"])]}, "'ward' says the label 'label' in 100 %"
+        PLAIN | {"ward": [i % 3 + 3 * (x == "ill") for i, x in enumerate(PLAIN["label"])]}, "'ward' says the label 'label' in 100 %"
     ),
 }  # fmt: skip
 
@@ -148,14 +151,14 @@ NOTED: dict[str, tuple[Table, str]] = {
 @pytest.mark.parametrize("kind", WARNED)
 def test_a_slip_that_spoils_a_column_is_a_warning(kind: str, tmp_path: Path) -> None:
     columns, words = WARNED[kind]
-    warnings, _ = found(tmp_path / "a.csv", columns)
+    warnings, _ = named_in(tmp_path / "a.csv", columns)
     assert any(re.search(words, warning) and str(tmp_path) in warning for warning in warnings), warnings
 
 
 @pytest.mark.parametrize("kind", NOTED)
 def test_what_may_be_a_slip_is_a_note(kind: str, tmp_path: Path) -> None:
     columns, words = NOTED[kind]
-    warnings, notes = found(tmp_path / "a.csv", columns)
+    warnings, notes = named_in(tmp_path / "a.csv", columns)
     assert not warnings
     assert any(re.search(words, note) for note in notes), notes
 
@@ -163,25 +166,25 @@ def test_what_may_be_a_slip_is_a_note(kind: str, tmp_path: Path) -> None:
 def test_another_unit_of_a_client_spoils_a_column_of_a_public_scale(tmp_path: Path) -> None:
     columns, words = NOTED["a client's mmol/l"]
     scale = {"standardise": "constants", "feature_mean": (0.0,), "feature_std": (100.0,)}
-    assert any(re.search(words, warning) for warning in found(tmp_path / "a.csv", columns, **scale)[0])
+    assert any(re.search(words, warning) for warning in named_in(tmp_path / "a.csv", columns, **scale)[0])
 
 
 @pytest.mark.parametrize("place", [0, 100, N])
 def test_a_header_or_units_among_the_rows_are_refused(place: int, tmp_path: Path) -> None:
     for row, words in (
-        ({name: name.upper() for name in table(0)}, "is the header again; remove it"),
-        (dict.fromkeys(table(0), "") | {"client": "clinic0", "label": "ill", "age": "years", "weight": "kg", "glucose": "mg/dl",
+        ({name: name.upper() for name in PLAIN}, "is the header again; remove it"),
+        (dict.fromkeys(PLAIN, "") | {"client": "clinic0", "label": "ill", "age": "years", "weight": "kg", "glucose": "mg/dl",
                                         "temperature": "C"}, "has texts in all columns of numbers .*'years'"),
     ):  # fmt: skip
-        columns = {name: [*column[:place], row[name], *column[place:]] for name, column in table(0).items()}
+        columns = {name: [*column[:place], row[name], *column[place:]] for name, column in PLAIN.items()}
         with pytest.raises(InputError, match=rf"a\.csv: row {place + 2} {words}"):
-            found(tmp_path / "a.csv", columns)
+            named_in(tmp_path / "a.csv", columns)
 
 
 def test_rows_that_a_join_repeated_are_noted(tmp_path: Path) -> None:
-    one = table(0, doctor=[1] * N)
+    one = patients(0, doctor=[1] * N)
     columns = {name: [*column, *column] for name, column in one.items()} | {"doctor": [1] * N + [2] * N}
-    assert any("test rows equal a training row but for 'doctor'" in note for note in found(tmp_path / "a.csv", columns)[1])
+    assert any("test rows equal a training row but for 'doctor'" in note for note in named_in(tmp_path / "a.csv", columns)[1])
 
 
 # --- right, though unusual ----------------------------------------------------------------------------------------------------------------
@@ -247,14 +250,14 @@ UNUSUAL: dict[str, Callable[[Draws], dict[str, Array]]] = {
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_an_unusual_table_passes(kind: str, seed: int, tmp_path: Path) -> None:
-    assert found(tmp_path / "a.csv", table(seed, **UNUSUAL[kind](np.random.default_rng(1000 + seed))))[0] == ()
+    assert named_in(tmp_path / "a.csv", patients(seed, **UNUSUAL[kind](np.random.default_rng(1000 + seed))))[0] == ()
 
 
 @pytest.mark.parametrize("by", ["age", "label", "glucose"])
 def test_a_sorted_table_passes(by: str, tmp_path: Path) -> None:
-    columns = table(0)
+    columns = PLAIN
     order = sorted(range(N), key=lambda row: columns[by][row])
-    assert found(tmp_path / "a.csv", {name: [column[row] for row in order] for name, column in columns.items()})[0] == ()
+    assert named_in(tmp_path / "a.csv", {name: [column[row] for row in order] for name, column in columns.items()})[0] == ()
 
 
 def test_two_kinds_of_samples_are_no_units() -> None:
