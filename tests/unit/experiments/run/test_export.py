@@ -183,6 +183,6 @@ def test_all_that_a_prediction_lacks_is_named_at_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(export, "pipeline_of", lambda *whose: standardising)
     with pytest.raises(InputError, match="--model: there are several; known are 0, 1; and --own: the model takes features"):
         exported_model(tmp_path / "run", own=False)
-    with pytest.raises(InputError, match="^--own: "):
+    with pytest.raises(InputError, match=r"^--own: "):
         exported_model(tmp_path / "run", cluster=1, own=False)
     assert exported_model(tmp_path / "run", cluster=1).name == "cluster 1"
