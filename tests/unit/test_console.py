@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cflpriv.console import TimeLeft, duration_words
+from cflpriv.console import NAMED, TimeLeft, cluster_lines, duration_words
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ def test_what_is_left_takes_as_long_as_what_was_done(monkeypatch: pytest.MonkeyP
     assert left.words(10) == "; about 20 min left"
     assert left.words(20) == ""
     assert TimeLeft(20, began=999.0).words(10) == "", "a second is not worth words"
+
+
+def test_clients_of_several_clusters_are_named() -> None:
+    assert cluster_lines({0: 0, 1: 0}) == []
+    assert cluster_lines({2: 1, 0: 0, 1: 1}, ["a", "b", "c"]) == ["cluster 0 (1 client): a", "cluster 1 (2 clients): b, c"]
+    assert cluster_lines(dict.fromkeys(range(NAMED + 2), 0) | {99: 1})[0].endswith(" and 2 more")

@@ -116,14 +116,13 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
         lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     merges = "gram" in made_with_defaults(ALGORITHMS[algorithm]).operations
-    protection = [*_PROTECTION, _MERGED] if merges else _PROTECTION
-    sections = [protection, _RECORD, _PRIVACY, [line.format(algorithm=algorithm) for line in _SWEEP]]
-    used = 0 if _has_few(guess) else 2
-    for section in sections[:used]:
-        lines += ["", *section]
-    lines += ["", _TO_USE]
-    for section in sections[used : 3 if _has_few(guess) else None]:
-        lines += ["", *(f"# {line}" for line in section)]
+    protection = (*_PROTECTION, _MERGED) if merges else _PROTECTION
+    secure = [("", *protection), ("", *_RECORD)]
+    commented = [_PRIVACY] if _has_few(guess) else [_PRIVACY, tuple(line.format(algorithm=algorithm) for line in _SWEEP)]
+    if _has_few(guess):
+        secure, commented = [], [protection, _RECORD, *commented]
+    lines += [line for part in secure for line in part] + ["", _TO_USE]
+    lines += [line for part in commented for line in ("", *(f"# {line}" for line in part))]
     return "\n".join(lines) + "\n"
 
 

@@ -42,7 +42,7 @@ def advised(run: Experiment) -> Advised:
             outcome = advise(run.federation, run.algorithm, run.state, plan, _rounds_after(run), run.report)
         except ClientsLost as error:
             return Advised(cannot_tell(f"clients dropped out of a comparison ({error})"))
-    last = next((row for row in reversed(run.rows) if row.get("by_class")), {})
+    last: Mapping[str, Any] = next((row for row in reversed(run.rows) if row.get("by_class")), {})
     doubt = not_learned(last, outcome.verdict.means or {})
     return replace(outcome, verdict=replace(outcome.verdict, decided=False, clear=False, reasons=(doubt,))) if doubt else outcome
 

@@ -19,6 +19,7 @@ from cflpriv.engine import Device, Streams, TaskInput
 from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.report.report import write_report
+from cflpriv.experiments.run.advising import not_learned
 from cflpriv.tasks.advice import KeepLocal, KeepTuned, kept_names
 from cflpriv.tasks.evaluation import Evaluate
 from cflpriv.transports.simulation import simulate
@@ -185,3 +186,25 @@ def test_tuning_goes_on_from_the_shorter_one() -> None:
     assert np.array_equal(received, start)
     assert np.array_equal(after_two, short[kept_names("one", (2,))[1]])
     assert not np.array_equal(after_two, after_five)
+
+
+def test_nothing_is_advised_where_nothing_was_learned() -> None:
+    """Neither by class nor in accuracy: a model that names rare classes, or an option above the majority class, learned something."""
+    constant = {"by_class": {"counts": [[80, 0], [20, 0]]}, "majority_accuracy": 0.8}
+    some = {"by_class": {"counts": [[60, 20], [8, 12]]}, "majority_accuracy": 0.8}
+    means = {"local models": 0.79, "one model": 0.8}
+    assert "the model has not learned" in not_learned(constant, means)
+    assert not_learned(constant, means).endswith(", then advise again")
+    assert not_learned(constant, {**means, "local models": 0.85}) == ""
+    assert not_learned(some, means) == ""
+    assert not_learned({}, means) == ""
+
+
+def test_an_advice_that_cannot_tell_names_no_choice_of_its_own_scores() -> None:
+    advice = {
+        "decided": False,
+        "reasons": ["the model has not learned; train longer"],
+        "held_out_accuracy": {"one model": 0.8},
+        "advice": "one model",
+    }
+    assert advice_lines(advice) == ["what to deploy: cannot tell (the model has not learned; train longer)"]

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 import typer
 from command_line import in_process
+from typer.testing import CliRunner
 
 import cflpriv
 from cflpriv import cli
 from cflpriv.cli.predicting import warn_of_untrained
 from cflpriv.console import defaults_text, row_text, summary_text
-from cflpriv.errors import InputError
+from cflpriv.errors import CflprivWarning, InputError, warn_in_lines
 from cflpriv.experiments import Config
+from cflpriv.experiments.sweep.sweep import _KEYS, MEANINGS
 
 SUMMARY: dict[str, Any] = {
     "algorithm": "pacfl", "protection": "haar", "accuracy_mean": 0.5, "accuracy_worst": 0.25, "local_accuracy_mean": None, "clusters": 2,
@@ -172,3 +175,22 @@ def test_predictions_warn_of_a_cluster_that_was_not_trained(tmp_path: Path, caps
     (tmp_path / "summary.json").write_text("[]", "utf-8")
     with pytest.raises(InputError, match=r"summary\.json"):
         warn_of_untrained(tmp_path, {"cluster 1"})
+
+
+def test_every_warning_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    warn_in_lines()
+    assert warnings.formatwarning(CflprivWarning("a\n  b"), CflprivWarning, "x.py", 3) == "cflpriv: warning: a b\n"
+    assert warnings.formatwarning(UserWarning("a\nb"), UserWarning, "x.py", 3) == "cflpriv: warning: a b (UserWarning, x.py:3)\n"
+
+
+def test_keys_of_a_sweep_are_explained() -> None:
+    for key in ("sweep.attacks", "sweep.budget", "seeds"):
+        found = CliRunner().invoke(cli.app, ["explain", key])
+        assert found.exit_code == 0
+        assert f"sweep.{key.rpartition('.')[2]}" in found.output
+    both = CliRunner().invoke(cli.app, ["explain", "workers"]).output
+    assert "run.workers" in both
+    assert "sweep.workers" in both
+    assert CliRunner().invoke(cli.app, ["explain", "sweep.nothing"]).exit_code != 0
+    assert MEANINGS.keys() == _KEYS.keys()

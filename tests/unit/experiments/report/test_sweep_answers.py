@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cflpriv.experiments.report.answer import LONGEST_SHOWN, headed
+from cflpriv.experiments.report.audit_words import is_validated
 from cflpriv.experiments.report.front import Result, attack_points, headline, headline_rows
 from cflpriv.experiments.report.front_pictures import epsilons_of
 from cflpriv.experiments.report.sweep_answers import best_served, groups_found, sweep_answers, sweep_in_short, sweep_steps, useless_of
@@ -75,6 +76,40 @@ def test_no_setting_that_is_not_worse_for_sure_is_passed_over(values: list[float
     one_seed = best_served([result for result in found if result.cell.seed == 0])
     assert one_seed is not None
     assert len(one_seed.best) + len(one_seed.undecided) == 4, "one seed shows no difference"
+
+
+def test_settings_on_one_point_of_the_front_are_named_together() -> None:
+    """Scores that differ by less than what is printed are one point, whoever is a hair's breadth ahead."""
+    hair = {name: 0.8 + 0.0001 * place for place, name in enumerate(EQUAL)}
+    found = results(hair, label_figure("leaks", value=0.3))
+    first = headline(attack_points(found))
+    marks = headline_rows(found, first)
+    assert [mark["on_front"] for mark in marks] == [True] * 4
+    short = sweep_in_short(found, marks, first)
+    assert "crossfit · none, crossfit · haar, fedavg · none and fedavg · haar (one point)" in short
+
+
+@pytest.mark.parametrize("status", ["leaks", "at_baseline", "inconclusive", "not_validated"])
+def test_a_sweep_and_an_audit_agree_on_what_is_validated(status: str) -> None:
+    found = results(EQUAL, label_figure(status))
+    first = headline(attack_points(found))
+    point = attack_points(found)[(*label_key(), 0)][0]
+    assert point.validated == is_validated([status]) == (status in ("leaks", "at_baseline"))
+    assert ("There is no front" in sweep_in_short(found, headline_rows(found, first), first)) == (not point.validated)
+    card = sweep_answers(found, first)[2]
+    assert (card.verdict == "Not known") == (not point.validated)
+    if status == "inconclusive":
+        assert "neither a leak nor its absence" in card.text
+        assert "--only" not in steps_of(found)[0].command, "all settings are open"
+
+
+def test_a_step_attacks_the_settings_that_it_names_alone() -> None:
+    found = [
+        replace(one, audit=[label_figure("leaks" if one.cell.setting.protection == "none" else "inconclusive")]) for one in results(EQUAL)
+    ]
+    step = steps_of(found)[0]
+    numbers = [number for number, cell in enumerate(SWEEP.cells, 1) if cell.setting.protection == "haar"]
+    assert step.command == f"cflpriv audit runs/front{''.join(f' --only {number}' for number in numbers)} --budget thorough"
 
 
 def test_what_seeds_do_not_tell_apart_is_said() -> None:
@@ -234,3 +269,10 @@ def test_the_page_begins_with_a_figure_that_tells_settings_apart() -> None:
 def label_key() -> tuple[str, str, str]:
     figure = label_figure()
     return figure["attack"], figure["metric"], figure["adversary"]
+
+
+@given(st.text("abc ", min_size=40, max_size=200), st.text("abc ", max_size=200), st.text("def", min_size=1, max_size=60))
+def test_a_warning_is_never_shown_without_its_remedy(fact: str, reason: str, remedy: str) -> None:
+    words = f"{fact}x: {reason}x; {remedy}"
+    assert headed(words)[0].endswith(f"; {remedy}")
+    assert headed(f"{fact}x; {remedy}")[0] == f"{fact}x; {remedy}"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from cflpriv.errors import InputError
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.config.config import Config
 from cflpriv.experiments.digests import digest_of
-from cflpriv.experiments.run.export import export_model
+from cflpriv.experiments.run import export
+from cflpriv.experiments.run.export import export_model, exported_model
 
 BASE: dict[str, Any] = {
     "data": {"clients": 6, "rotations": [0, 90], "test_samples_per_client": 40},
@@ -173,3 +175,14 @@ def test_a_model_of_features_names_the_map_that_makes_its_input_of_images(tmp_pa
         shares.append(float(np.mean((x @ weight.T + bias).argmax(1) == client.y_test)))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert np.mean(shares) == pytest.approx(summary["accuracy_mean"], abs=0.01)
+
+
+def test_all_that_a_prediction_lacks_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_experiment(parse_config({**BASE, "algorithm": {"name": "oracle"}, "training": {**BASE["training"], "rounds": 0}}), tmp_path / "run")
+    standardising = SimpleNamespace(scaling=SimpleNamespace(per_client=True), mean=())
+    monkeypatch.setattr(export, "pipeline_of", lambda *whose: standardising)
+    with pytest.raises(InputError, match="--model: there are several; known are 0, 1; and --own: the model takes features"):
+        exported_model(tmp_path / "run", own=False)
+    with pytest.raises(InputError, match=r"^--own: "):
+        exported_model(tmp_path / "run", cluster=1, own=False)
+    assert exported_model(tmp_path / "run", cluster=1).name == "cluster 1"

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module, util
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,13 +25,13 @@ from command_line import in_process
 
 import cflpriv
 from cflpriv.cli.running import sweep
-from cflpriv.errors import InputError
+from cflpriv.errors import CflprivWarning, InputError, InputWarning
 from cflpriv.experiments.report.front import read_results
 from cflpriv.experiments.report.report import write_report
 from cflpriv.experiments.report.tables import write_tables
 from cflpriv.experiments.run import workers as pool
 from cflpriv.experiments.run.resume import held
-from cflpriv.experiments.run.workers import _Worker
+from cflpriv.experiments.run.workers import _Worker, ended
 from cflpriv.experiments.sweep.sweep import Sweep, load_sweep, parse_sweep, sweep_of
 from cflpriv.experiments.sweep.sweep_runs import _run_cell, kept_words, part_of, run_sweep, shown, standing
 
@@ -581,3 +583,24 @@ def test_a_sweep_takes_one_process_a_core_where_nobody_says() -> None:
         assert parse_sweep({**BASE, "sweep": {"seeds": [0], "workers": 3}}).workers == 3
         shared = {**BASE, "run": {**BASE.get("run", {}), "workers": 3}}
         assert parse_sweep({**shared, "sweep": {"seeds": [0]}}).workers == 2
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+
+
+def _warn(job: _Job) -> str:
+    warnings.warn(f"{job.name} rows repeat", InputWarning, stacklevel=1)
+    warnings.warn(f"slow path {job.name[-1]}", CflprivWarning, stacklevel=1)
+    warnings.warn("overflow\nin a line", RuntimeWarning, stacklevel=1)
+    return ""
+
+
+def test_workers_warn_once_and_leave_what_summaries_say() -> None:
+    with pytest.warns(CflprivWarning) as caught:
+        assert dict(ended([_Job(f"job{number}") for number in range(3)], _warn, 2)) == {"job0": "", "job1": "", "job2": ""}
+    words = sorted(str(one.message) for one in caught if isinstance(one.message, CflprivWarning))
+    assert len(words) == 2
+    assert words[0].startswith("overflow in a line (RuntimeWarning")
+    assert words[1].startswith("slow path ")
