@@ -17,6 +17,7 @@ from cflpriv.attacks.remedies import CANDIDATES, WITHOUT, accepted_remedies
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
 from cflpriv.experiments.run.folder import run_experiment
+from cflpriv.experiments.run.run import prepare
 
 TREE = """
 [data]
@@ -134,13 +135,13 @@ def test_remedies_are_measured(tmp_path: Path) -> None:
 
 def test_what_accepts_a_remedy_scores_no_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test sets of texts are large: scores of each candidate's first round took most of an audit."""
-    seen, prepare = set[int](), fresh_runs.prepare
+    seen = set[int]()
 
     def watched(config: Any, **options: Any) -> Any:
         seen.update(len(client.y_test) for client in options["population"].clients)
         return prepare(config, **options)
 
-    monkeypatch.setattr(fresh_runs, "prepare", watched)
+    monkeypatch.setattr(f"{fresh_runs.__name__}.prepare", watched)
     config = load_config(settings_file(tmp_path, protection='sum = "secagg"'))
     fresh_runs.check_start(config, build_population(config.data))
     assert seen == {1}
