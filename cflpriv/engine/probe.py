@@ -470,7 +470,7 @@ def _line(error: BaseException) -> str:
 
 
 def _failing_layer(module: nn.Module, x: Tensor) -> str:
-    """The innermost layer in which a pass over `x` fails."""
+    """The innermost layer where a pass over `x` fails."""
     entered: list[str] = []
     with _listening(module, entered.append, lambda name: entered.remove(name)):
         try:

@@ -780,7 +780,7 @@ LEARNED: dict[str, Factory] = {
         lambda m, x: m.temperature * cosines(x, m), lambda m: setattr(m, "temperature", nn.Parameter(torch.tensor(1.0)))
     ),
     "begins at zero": altered(lambda m: [nn.init.zeros_(p) for p in m[3].parameters()], nn.Flatten, hidden, nn.ReLU, head),
-    "small scores": altered(lambda m: nn.init.normal_(m[1].weight, std=1e-3), nn.Flatten, head),
+    "small scores": altered(lambda m: nn.init.normal_(next(m.parameters()), std=1e-3), nn.Flatten, head),
     "a trained head": altered(lambda m: m[1].requires_grad_(False), nn.Flatten, hidden, nn.ReLU, head),
     "trained offsets": altered(lambda m: m[1].weight.requires_grad_(False), nn.Flatten, lambda: nn.Linear(SIZE, SIZE), nn.Tanh, head),
 }  # fmt: skip
