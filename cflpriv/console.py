@@ -94,7 +94,7 @@ NAMED = 30
 
 
 def cluster_lines(labels: Mapping[int, int], names: Sequence[str] = ()) -> list[str]:
-    """Who is in which of several clusters, a line each: the cluster of each client by its number, and names by these numbers."""
+    """The clients of each of several clusters, a line each, from the cluster of each client by number, and names by these numbers."""
     clusters: dict[int, list[int]] = {}
     for client, label in sorted(labels.items()):
         clusters.setdefault(label, []).append(client)

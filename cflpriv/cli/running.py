@@ -78,7 +78,7 @@ def run(
 
 
 def _members(folder: Path) -> list[str]:
-    """Who is in which cluster of a run that has just ended."""
+    """The clients of each cluster of a run that has just ended."""
     path = folder / "measured.json"
     measured = read_json(path) if path.is_file() else {}
     return cluster_lines(

@@ -16,6 +16,8 @@ STEPPED = {"Round": "round()", "Floor": "floor()", "Ceil": "ceil()", "Trunc": "t
 """Operations without a slope: no gradient passes them."""
 MOVED, TIMES = 0.1, 30.0
 """Parameters begin at exact zeros in places: they are moved by noise of this deviation; and they are multiplied, to see what grows."""
+DRAWS, DRAWN = 40, 1.0
+"""A narrow network may be dead with some parameters: so many others are tried, moved by noise of this deviation."""
 BOUND = 1.0
 SAMPLES = 10
 FEW = 2
@@ -52,15 +54,15 @@ def _first_batch(module: nn.Module, x: Tensor) -> bool:
         return not torch.allclose(expected, used(x[:5].clone()), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _moved(module: nn.Module, times: float = 1.0) -> nn.Module:
-    """A copy with other parameters: multiplied, and moved by noise."""
+def _moved(module: nn.Module, times: float = 1.0, draw: int = 0) -> nn.Module:
+    """A copy with other parameters: multiplied, and moved by noise, much of it from the second draw on."""
     copied = deepcopy(module).train()
-    draws = torch.Generator().manual_seed(0)
+    draws, deviation = torch.Generator().manual_seed(draw), DRAWN if draw else MOVED
     with torch.no_grad():
         for parameter in copied.parameters():
             if parameter.is_floating_point():
                 noise = torch.randn(parameter.shape, generator=draws)
-                parameter.add_((MOVED * noise).to(parameter.dtype)).mul_(times)
+                parameter.add_((deviation * noise).to(parameter.dtype)).mul_(times)
     return copied
 
 
@@ -75,13 +77,16 @@ def _reached(module: nn.Module, x: Tensor, classes: int, loss: Loss) -> tuple[di
 
 def _learned(module: nn.Module, x: Tensor, classes: int, loss: Loss) -> tuple[str, tuple[str, ...]]:
     """Why a module learns nothing, or "", and doubts where only a part of it learns. It stays as it is."""
-    gradients, scores = _reached(_moved(module), x, classes, loss)
-    sizes = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.numel() and name in gradients}
-    moving = [name for name in sizes if (gradient := gradients[name]) is not None and bool(gradient.count_nonzero())]
-    stepped = [STEPPED[name] for name in operations_below(scores) if name in STEPPED]
+    for draw in range(DRAWS):
+        gradients, scores = _reached(_moved(module, draw=draw), x, classes, loss)
+        sizes = {name: parameter.numel() for name, parameter in module.named_parameters() if parameter.numel() and name in gradients}
+        moving = [name for name in sizes if (gradient := gradients[name]) is not None and bool(gradient.count_nonzero())]
+        stepped = [STEPPED[name] for name in operations_below(scores) if name in STEPPED]
+        if moving or stepped:
+            break
     if not moving:
         why = f"its scores come out of {stepped[0]}, which has no slope" if stepped else "its scores are constant, or behind a step"
-        return f"the gradients of all its parameters are 0, for made-up samples and parameters moved a little: {why}", ()
+        return f"the gradients of all its parameters are 0, for made-up samples and other parameters: {why}", ()
     still = [name for name in sizes if name not in moving and gradients[name] is not None]
     if stepped and still:
         some = ", ".join(map(repr, still[:3])) + (", …" if len(still) > 3 else "")

@@ -199,14 +199,14 @@ def why_not_validated(results: Sequence[Result], attack: Attack) -> str:
     base, open_ = (mean_of(cell[name] for cell in known) for name in ("baseline", "reference"))
     assert base is not None
     assert open_ is not None
-    if left <= margin:
-        why = ALIKE.get(attack[:2], "Clients hardly differ")
-        far = f"errs by {base.mean:.2f} only" if lower else f"already reaches {base.mean:.2f}"
-        return f"{why}, so this attack can show nothing: a guess without a view {far} (margin {margin:g})."
     few = min(len(cell.get("seeds") or ()) for cell in known)
     seeds = " An audit with one seed is weak." if few <= 1 else ""
     if not any(cell["status"] == "not_validated" for cell in known):
         return f"The figures are inconclusive: neither a leak nor its absence is shown. More seeds may decide.{seeds}"
+    if left <= margin:
+        why = ALIKE.get(attack[:2], "Clients hardly differ")
+        far = f"errs by {base.mean:.2f} only" if lower else f"already reaches {base.mean:.2f}"
+        return f"{why}, so this attack can show nothing: a guess without a view {far} (margin {margin:g})."
     return f"The attack does not clearly work unprotected: {open_.mean:.2f}, without a view {base.mean:.2f}.{seeds}"
 
 

@@ -38,9 +38,9 @@ def processes_for(devices: Iterable[str], each: int = 1) -> int:
 def ended(
     todo: Sequence[One], work: Callable[[One], str], workers: int, began: Callable[[str], None] = lambda name: None
 ) -> Iterator[tuple[str, str]]:
-    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job. `began` is told of each as it begins.
+    """(name, error or nothing) of each job as it ends. Another process calls `work` with the job. `began` gets each name at its start.
 
-    What workers warn of is warned of here, once where warnings differ by numbers alone. What the summary of a run says (`InputWarning`) is
+    Warnings of workers are given here, once where they differ by numbers alone. What the summary of a run says (`InputWarning`) is
     left to those who read it. A worker that dies fails its run only; another takes its place. `InputError` if it could not import the
     script that runs this.
     """

@@ -147,7 +147,7 @@ def test_an_audit_that_was_stopped_goes_on(run: Path, monkeypatch: pytest.Monkey
 def test_an_attack_of_a_plugin_that_was_edited_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others stay, and so do those of a plugin that is not loaded this time."""
     run, plugin = tmp_path / "run", tmp_path / "own.py"
-    run.mkdir()
+    (run / "audit").mkdir(parents=True)
     module = ModuleType("cflpriv_plugin_own")
     module.__file__ = str(plugin)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -516,7 +516,7 @@ def test_colluders_of_an_attack_are_named_in_its_verdict(adversary: str, who: st
     learned = replace(sybil, attack="gram_geometry")
     assert "which knows 15 clients' data" in verdicts_of([learned])[0].sentence
     (second,) = verdicts_of([figure_of("membership", "leaks", 1.0, metric="model_lira_auc", adversary=adversary), sybil])
-    assert "sybil span (with 15 colluding clients)" in second.sentence
+    assert "comparison with colluders' vectors (with 15 colluding clients)" in second.sentence
     assert second.attack == "membership", "what an adversary learns without them comes first"
     assert (verdict.colluders, second.colluders) == (15, 0)
     tree = json.loads(audit_text([sybil], judged_together([sybil])[1]))

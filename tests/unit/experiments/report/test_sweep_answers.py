@@ -80,7 +80,7 @@ def test_no_setting_that_is_not_worse_for_sure_is_passed_over(values: list[float
 
 def test_settings_on_one_point_of_the_front_are_named_together() -> None:
     """Scores that differ by less than what is printed are one point, whoever is a hair's breadth ahead."""
-    hair = {name: 0.8 + 0.0001 * place for place, name in enumerate(EQUAL)}
+    hair = {name: 0.8001 + 0.00005 * place for place, name in enumerate(EQUAL)}
     found = results(hair, label_figure("leaks", value=0.3))
     first = headline(attack_points(found))
     marks = headline_rows(found, first)
