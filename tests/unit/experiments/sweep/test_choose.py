@@ -116,15 +116,6 @@ def test_a_setting_that_cannot_run_on_the_data_is_named_before_anything_is_drawn
     assert names_in(tmp_path / "out") == {"sweep.toml", ".lock"}
 
 
-@pytest.mark.slow
-def test_a_poisson_number_without_a_price_is_refused(tmp_path: Path) -> None:
-    private = {"unit": "sample", "relation": "replace_one", "epsilon": 4.0, "delta": 1e-3, "clip_norm": 1.0, "samples": 100}
-    base = {**BASE, "privacy": private, "training": {**BASE["training"], "batch_size": 20}}
-    sweep = swept(base, choose={**CHOOSE, "distribution": "poisson"}, keys={"training.lr": [0.1]})
-    with pytest.raises(InputError, match=r"choose\.distribution = 'poisson': .*use 'geometric' or 'logarithmic'"):
-        run_choice(sweep, tmp_path / "out")
-
-
 def test_a_grid_is_not_run_as_a_grid_nor_the_other_way_round(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="choose: all runs of the grid would show"):
         run_sweep(swept(), tmp_path)
