@@ -15,18 +15,9 @@ import numpy as np
 from .types import Array
 
 __all__ = [
-    "ERROR_RATE",
-    "FULL",
-    "LEARNED",
-    "LEARN_MORE",
-    "MARGINS",
-    "ClassCounts",
-    "as_counts",
-    "counts_shape",
-    "counts_these",
-    "pooled",
+    "ERROR_RATE", "FULL", "LEARNED", "LEARN_MORE", "MARGINS", "ClassCounts", "as_counts", "counts_shape", "counts_these", "pooled",
     "useless",
-]
+]  # fmt: skip
 
 FULL, MARGINS = 100, 1000
 LEARN_MORE = "raise training.rounds or training.lr, or narrow the ranges of columns"

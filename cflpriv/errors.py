@@ -11,7 +11,7 @@ from .protocols.errors import BudgetExceeded, TooFewClients
 
 __all__ = [
     "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "InputWarning", "TooFewClients", "TrainingDiverged",
-    "WorkerLost", "near", "warn_in_lines",
+    "WorkerLost", "near", "warn_in_lines", "warning_words",
     "out_of_memory", "unknown_key",
 ]  # fmt: skip
 
@@ -59,9 +59,13 @@ def warn_in_lines() -> None:
 
 
 def _in_a_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    words = " ".join(str(message).split())
+    return f"cflpriv: warning: {warning_words(message, category, filename, lineno)}\n"
+
+
+def warning_words(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> str:
+    """A warning in one line, with its place in the code if another package gives it."""
     where = "" if issubclass(category, CflprivWarning) else f" ({category.__name__}, {filename}:{lineno})"
-    return f"cflpriv: warning: {words}{where}\n"
+    return f"{' '.join(str(message).split())}{where}"
 
 
 def unknown_key(section: str, key: str, value: object, known: str) -> InputError:

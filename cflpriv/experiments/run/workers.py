@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ...engine.device import resolved
 from ...engine.threads import cores, one_core
 from ...engine.workers import BEGUN, UNGUARDED
-from ...errors import CflprivWarning, InputError, InputWarning
+from ...errors import CflprivWarning, InputError, InputWarning, warning_words
 from ...plugins import loaded_plugins, run_plugins
 
 __all__ = ["ended", "processes_for"]
@@ -144,9 +144,8 @@ def _warn_over(link: Connection) -> None:
     def send(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
-        where = "" if issubclass(category, CflprivWarning) else f" ({category.__name__}, {filename}:{lineno})"
         with suppress(EOFError, OSError):
-            link.send(_Warned(f"{' '.join(str(message).split())}{where}"))
+            link.send(_Warned(warning_words(message, category, filename, lineno)))
 
     warnings.simplefilter("ignore", InputWarning)
     warnings.showwarning = send
