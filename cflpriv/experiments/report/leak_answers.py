@@ -15,7 +15,7 @@ from .run_names import adversary_place, adversary_words, with_colluders
 
 __all__ = ["OPEN", "audit_answer", "leak_sentence", "leaks_in"]
 
-OPEN = "Not settled:"
+OPEN = "Not settled for"
 """How the sentence begins that names the adversaries for whom figures are open."""
 SETTLED = ("at_baseline", "not_applicable", "nothing_to_see")
 """Statuses that leave no question open about a figure."""
@@ -42,7 +42,7 @@ def audit_answer(audited: Audited) -> Answer:
         helped = {name.partition("+")[0] for name in adversaries if "+" in name}
         open_for = [name for name in reversed(adversaries) if name not in leaking and not _settled(cells, name)]
         if unknown := [adversary_words(name) + (" alone" if name in helped else "") for name in open_for]:
-            sentences.append(f"{OPEN} what is learned by {listed(unknown)}.")
+            sentences.append(f"{OPEN} {listed(unknown)}.")
         return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
     statuses = {cell["status"] for cell in cells}
     if "inconclusive" in statuses and not any(is_validated([status]) for status in statuses):

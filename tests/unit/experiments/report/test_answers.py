@@ -228,7 +228,7 @@ def test_the_leak_to_whoever_sees_least_is_named_first() -> None:
     answer = audit_answer(found)
     assert answer.verdict == "Leaks to one client"
     assert "which labels clients have (accuracy 0.90, baseline 0.50)" in answer.text
-    assert "Not settled: what is learned by the server alone." in answer.text
+    assert "Not settled for the server alone." in answer.text
     helped = audited(cell("leaks", "server+1"), cell("not_attempted", "server"))
     assert leak_sentence(audit_answer(helped), helped).endswith("short of that, the two attacks that ran cannot read what is sent.")
 
