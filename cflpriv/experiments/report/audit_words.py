@@ -93,13 +93,25 @@ def least_comforting(statuses: Iterable[str]) -> str:
     return min(statuses, key=ORDER.index)
 
 
-def is_validated(statuses: Iterable[str]) -> bool:
-    """Whether figures of these statuses, one at least, all show a leak or its absence: the same rule for one audit and for a sweep.
+def is_validated(cells: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether figures, one at least, all show a leak or how little is learned: the same rule for one audit and for a sweep.
 
-    An attack that fails unprotected, and a figure that too few seeds leave open, show nothing.
+    An attack that fails unprotected shows nothing. An inconclusive figure shows that less than half of the unprotected gain is learned if its
+    interval ends below that, and if the attack missed no leak that was planted for it.
     """
-    known = set(statuses)
-    return bool(known) and known <= set(VALIDATED)
+    known = list(cells)
+    return bool(known) and all(cell["status"] in VALIDATED or (cell["status"] == "inconclusive" and _is_small(cell)) for cell in known)
+
+
+def _is_small(cell: Mapping[str, Any]) -> bool:
+    """Whether the whole interval of a figure is below half of what the attack gains unprotected, and nothing casts doubt on the attack."""
+    figures = [cell.get(name) for name in ("low", "high", "baseline", "reference")]
+    if any(figure is None for figure in figures) or cell.get("power_low") is not None:
+        return False
+    low, high, baseline, reference = (float(figure or 0.0) for figure in figures)
+    start = cell.get("reference_baseline")
+    gain = baseline - low if cell.get("lower_is_better") else high - baseline
+    return gain < abs(reference - (baseline if start is None else float(start))) / 2
 
 
 def remedy_of(remedies: Mapping[str, Kept], attack: str, metric: str) -> Kept | None:

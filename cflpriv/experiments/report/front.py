@@ -217,8 +217,8 @@ def attack_points(results: Sequence[Result]) -> dict[Attack, list[FrontPoint]]:
         for key, cells in by_attack.items():
             leakage, baseline = mean_of(cell["value"] for cell in cells), mean_of(cell["baseline"] for cell in cells)
             if leakage is not None:
-                shown = [str(cell["status"]) for cell in cells if cell["value"] is not None]
-                open_ = "" if is_validated(shown) else least_comforting(status for status in shown if not is_validated([status]))
+                shown = [cell for cell in cells if cell["value"] is not None]
+                open_ = "" if is_validated(shown) else least_comforting(str(cell["status"]) for cell in shown if not is_validated([cell]))
                 lower = any(cell.get("lower_is_better") for cell in cells)
                 guess = None if baseline is None else baseline.mean
                 whole = not any(cell.get("rounds") for cell in cells)

@@ -45,9 +45,10 @@ def audit_answer(audited: Audited) -> Answer:
             sentences.append(f"{OPEN} {listed(unknown)}.")
         return Answer(question, "bad", f"Leaks to {adversary_words(next(iter(leaking)))}", " ".join(sentences), small)
     statuses = {cell["status"] for cell in cells}
-    if "inconclusive" in statuses and not any(is_validated([status]) for status in statuses):
+    shown = any(is_validated([cell]) for cell in cells)
+    if "inconclusive" in statuses and not shown:
         return Answer(question, "open", "Not known", f"Neither a leak nor its absence is shown. {_open_words(cells)}", small)
-    if "at_baseline" not in statuses:
+    if not shown:
         words = "No attack that was run can read what was sent; another might."
         if "not_validated" in statuses:
             words = "No attack that was run is known to work here even unprotected, so finding nothing says nothing."

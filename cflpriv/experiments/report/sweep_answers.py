@@ -189,7 +189,7 @@ def _leaks(results: Sequence[Result], first: Attack | None) -> Answer:
 
 def why_not_validated(results: Sequence[Result], attack: Attack) -> str:
     """Why a figure is validated for no setting, in a sentence."""
-    cells = [cell for result in results for cell in result.audit if attack_of(cell) == attack and not is_validated([cell["status"]])]
+    cells = [cell for result in results for cell in result.audit if attack_of(cell) == attack and not is_validated([cell])]
     known = [cell for cell in cells if cell.get("baseline") is not None and cell.get("reference") is not None]
     if not known:
         return "The attack is validated for no setting: it had too little to score."
@@ -300,8 +300,6 @@ def _weakly_attacked(results: Sequence[Result], attack: Attack) -> list[SweepSet
     return [
         setting
         for setting, own in by_setting(results).items()
-        for cell in [cell for result in own for cell in result.audit if attack_of(cell) == attack and not is_validated([cell["status"]])][
-            :1
-        ]
+        for cell in [cell for result in own for cell in result.audit if attack_of(cell) == attack and not is_validated([cell])][:1]
         if len(cell.get("seeds") or ()) < FEWEST_SEEDS
     ]

@@ -89,12 +89,40 @@ def test_settings_on_one_point_of_the_front_are_named_together() -> None:
     assert "crossfit · none, crossfit · haar, fedavg · none and fedavg · haar (one point)" in short
 
 
+@pytest.mark.parametrize(
+    ("low", "more", "expected"),
+    [
+        (0.28, {}, True),
+        (0.19, {}, False),  # the interval holds half of the unprotected gain
+        (0.28, {"power_low": 0.0}, False),  # planted leaks were missed
+        (0.28, {"reference": 0.3}, False),
+        (None, {}, False),
+    ],
+)
+def test_an_inconclusive_figure_is_validated_where_half_of_the_unprotected_gain_is_excluded(
+    low: float | None, more: dict[str, Any], expected: bool
+) -> None:
+    figure = {"value": 0.3, "low": low, "high": 0.32, "baseline": 0.3, "reference": 0.1, "lower_is_better": True}
+    assert is_validated([{"status": "inconclusive", **figure, **more}]) is expected
+    mirrored = {
+        **figure,
+        "low": 0.68,
+        "high": None if low is None else 1 - low,
+        "baseline": 0.7,
+        "reference": 0.9,
+        "lower_is_better": False,
+    }
+    mirrored |= {key: 0.7 if key == "reference" else value for key, value in more.items()}
+    assert is_validated([{"status": "inconclusive", **mirrored}]) is expected
+    assert not is_validated([{"status": "not_validated", **figure}])
+
+
 @pytest.mark.parametrize("status", ["leaks", "at_baseline", "inconclusive", "not_validated"])
 def test_a_sweep_and_an_audit_agree_on_what_is_validated(status: str) -> None:
     found = results(EQUAL, label_figure(status))
     first = headline(attack_points(found))
     point = attack_points(found)[(*label_key(), 0)][0]
-    assert point.validated == is_validated([status]) == (status in ("leaks", "at_baseline"))
+    assert point.validated == is_validated([label_figure(status)]) == (status in ("leaks", "at_baseline"))
     assert ("There is no front" in sweep_in_short(found, headline_rows(found, first), first)) == (not point.validated)
     card = sweep_answers(found, first)[2]
     assert (card.verdict == "Not known") == (not point.validated)
