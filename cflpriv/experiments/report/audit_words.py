@@ -96,8 +96,8 @@ def least_comforting(statuses: Iterable[str]) -> str:
 def is_validated(cells: Iterable[Mapping[str, Any]]) -> bool:
     """Whether figures, one at least, all show a leak or how little is learned: the same rule for one audit and for a sweep.
 
-    An attack that fails unprotected shows nothing. An inconclusive figure shows that less than half of the unprotected gain is learned if its
-    interval ends below that, and if the attack missed no leak that was planted for it.
+    An attack that fails unprotected shows nothing. An inconclusive figure shows that less than half of the unprotected gain is learned if
+    its interval ends below that, and if the attack missed no leak that was planted for it.
     """
     known = list(cells)
     return bool(known) and all(cell["status"] in VALIDATED or (cell["status"] == "inconclusive" and _is_small(cell)) for cell in known)
