@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 FULL, MARGINS = 100, 1000
-LEARN_MORE = "raise training.rounds or training.lr, or narrow the ranges of columns"
+LEARN_MORE = "raise training.rounds or training.lr, narrow the ranges of columns, or train clusters where clients contradict each other"
 """What may help a model that learned nothing."""
 LEARNED, ERROR_RATE = 0.1, 0.01
 """A model is called hardly better than the majority class if its balanced accuracy gained less than the share `LEARNED` of the possible.

@@ -276,9 +276,11 @@ def sweep_steps(place: str, sweep: Sweep, results: Sequence[Result], first: Atta
         budget = "standard" if sweep.budget == "quick" else "thorough"
         numbers = [number for number, cell in enumerate(sweep.cells, 1) if cell.setting in weak]
         some = "" if len(numbers) == len(sweep.cells) else "".join(f" --only {number}" for number in numbers)
-        more = f"cflpriv audit {shlex.quote(place)}{some} --budget {budget}"
+        more = f"cflpriv audit {shlex.quote(place)}{some} --attacks {shlex.quote(first[0])} --budget {budget}"
         if any(point.validated for point in points) and weak:
-            steps.append(Step(f"Attack {_which(weak, results)} with more seeds: too few validate nothing under protection", more))
+            steps.append(
+                Step(f"Attack the runs of {_which(weak, results)} with more seeds: too few validate nothing under protection", more)
+            )
         elif not any(point.validated for point in points):
             if left:
                 words = f"Try the other {counted(len(left), 'attack')} on the recorded runs: one may work on these data"

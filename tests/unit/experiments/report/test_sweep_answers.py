@@ -137,7 +137,10 @@ def test_a_step_attacks_the_settings_that_it_names_alone() -> None:
     ]
     step = steps_of(found)[0]
     numbers = [number for number, cell in enumerate(SWEEP.cells, 1) if cell.setting.protection == "haar"]
-    assert step.command == f"cflpriv audit runs/front{''.join(f' --only {number}' for number in numbers)} --budget thorough"
+    assert (
+        step.command
+        == f"cflpriv audit runs/front{''.join(f' --only {number}' for number in numbers)} --attacks label_inference --budget thorough"
+    )
 
 
 def test_what_seeds_do_not_tell_apart_is_said() -> None:
@@ -203,13 +206,14 @@ def test_steps_follow_from_what_is_missing() -> None:
     assert steps_of(results(EQUAL), headers)[0].command.endswith("--set run.record=full --out runs/front-recorded")
     assert steps_of(results(EQUAL), unmade=2)[0].command == "cflpriv sweep runs/front/sweep.toml --out runs/front"
     quick = replace(SWEEP, budget="quick")
-    assert steps_of(results(EQUAL, label_figure(), left=()), quick)[0].command == "cflpriv audit runs/front --budget standard"
-    assert steps_of(results(EQUAL, label_figure(), left=()))[0].command == "cflpriv audit runs/front --budget thorough"
+    again = "cflpriv audit runs/front --attacks label_inference --budget"
+    assert steps_of(results(EQUAL, label_figure(), left=()), quick)[0].command == f"{again} standard"
+    assert steps_of(results(EQUAL, label_figure(), left=()))[0].command == f"{again} thorough"
     assert steps_of(results(EQUAL, label_figure(seeds=list(range(5))), left=()))[0].command == ""
     protected = [
         replace(one, audit=[label_figure("leaks" if one.cell.setting.protection == "none" else "not_validated")]) for one in results(EQUAL)
     ]
-    assert steps_of(protected)[0].words.startswith("Attack settings 2 and 4 with more seeds")
+    assert steps_of(protected)[0].words.startswith("Attack the runs of settings 2 and 4 with more seeds")
     front = steps_of(results(EQUAL, label_figure("leaks")))
     assert [step.command for step in front] == [
         "cflpriv sweep runs/front/sweep.toml --set 'sweep.seeds=[0, 1, 2, 3, 4]' --out runs/front-5-seeds"
