@@ -17,6 +17,7 @@ EXTRA_OF = {
             "tomli_w",
             "threadpoolctl",
             "filelock",
+            "narwhals",
         ),
         "train",
     ),
@@ -31,6 +32,7 @@ EXTRA_OF = {
     "mlflow": "mlflow",
     "wandb": "wandb",
     "torchvision": "vision",
+    "PIL": "vision",
     "transformers": "text",
     "peft": "text",
 }

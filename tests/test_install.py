@@ -26,15 +26,17 @@ DISTRIBUTION_OF = {
     "dp_accounting": "dp-accounting",
     "tomli_w": "tomli-w",
     "mpl_toolkits": "matplotlib",
+    "PIL": "pillow",
 }
 """Distributions whose name is not that of their module."""
 COMMANDS = (
-    "run my.toml", "advise my.toml", "sweep my.toml", "audit .", "verify .", "report .", "export . --out x.pt", "predict . rows.csv",
+    "run my.toml", "advise my.toml", "sweep my.toml", "audit .", "report .", "export . --out x.pt", "predict . rows.csv",
     "reproduce cfl-label-swap", "claims", "init",
-    "explain lr", "list", "contract my.toml",
+    "explain lr", "contract my.toml",
 )  # fmt: skip
 """Each command that needs an extra."""
-WITHOUT_EXTRAS = {"examples", "helper"}
+WITHOUT_EXTRAS = {"examples", "helper", "list", "verify"}
+"""Commands that answer without an extra; `verify` names what is missing or changed, and needs safetensors to read arrays."""
 WITHOUT = f"""
 import sys
 
@@ -148,6 +150,17 @@ for line in {COMMANDS}:
     assert said[1::2] == [f"{line.split()[0]} 2" for line in COMMANDS]
     for line in said[::2]:
         assert re.fullmatch(r"cflpriv: this command needs \w+, which is not installed: pip install 'cflpriv\[train\]'", line)
+
+
+@pytest.mark.slow
+def test_damage_is_named_and_registries_are_listed_without_an_extra(tmp_path: Path) -> None:
+    damaged = tmp_path / "run"
+    damaged.mkdir()
+    (damaged / "config.toml").touch()
+    for line, code, said in (("list", 0, "pacfl"), (f"verify {damaged}", 1, "not verified: ")):
+        done = light(f"import sys; from cflpriv.cli import main; sys.argv = {['cflpriv', *line.split()]}; main()", tmp_path)
+        assert (done.returncode, done.stderr) == (code, "")
+        assert said in done.stdout
 
 
 def test_no_command_is_forgotten_here() -> None:
