@@ -30,6 +30,7 @@ CLIENTS = ("client", "site", "clinic", "hospital", "user", "device", "owner", "i
 SURE_CLIENTS = (
     "meter", "sensor", "station", "machine", "patient", "subject", "participant", "person", "speaker", "writer", "customer", "household",
     "store", "shop", "branch", "school", "bank", "farm", "factory", "centre", "center", "vehicle", "gateway", "node",
+    "substation", "feeder", "turbine", "truck", "driver", "ship", "ward", "building", "tower",
 )  # fmt: skip
 """Names of columns that are taken for the label, for the client, and for the client if the values are those of clients, the first first."""
 ENDING = re.compile(r"(?<=.)[ _.-]?(id|nr|no|num|number|name|code)\Z")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 from ...algorithms import ALGORITHMS
 from ...data.column_guesses import Guess, guessed, source_of
 from ...data.columns import Column, feature_names
+from ...data.population import build_population
 from ...errors import InputError, near
+from .config import parse_config
 from .config_reference import made_with_defaults, toml_value
 
 __all__ = ["TABLE_KEYS", "TableStarter", "table_starter"]
@@ -18,11 +21,20 @@ __all__ = ["TABLE_KEYS", "TableStarter", "table_starter"]
 _MOST_NAMED = 100
 LEAST_CLIENTS = 3
 """Secure sums are not formed over fewer."""
-_PROTECTION = (
-    "[protection]                    # the server learns sums over clients, and which clients are alike",
-    'sum = "secagg"',
-    'gram = ["haar"]',
+_HEAD = "[protection]                    # the server learns {}, and which clients are alike"
+_GRAM = 'gram = ["haar"]'
+_PROTECTIONS = (
+    (_HEAD.format("sums over clients"), 'sum = "secagg"', _GRAM),
+    (_HEAD.format("sums over all clients"), 'sum = "secagg-oblivious"', _GRAM),
+    (
+        _HEAD.format("sums over clients"),
+        'sum = "secagg"',
+        _GRAM,
+        "relay_updates = true            # clients send each other updates: a server that lies could name an accomplice as the recipient",
+    ),
+    (_HEAD.format("each update"), 'sum = "none"', _GRAM),
 )
+"""Protections of a new experiment, the strongest first. It gets the first that its algorithm takes."""
 _MERGED = 'small_clusters = "merge"        # a cluster of fewer clients than a secure sum takes joins the nearest'
 _RECORD = (
     "[run]",
@@ -71,10 +83,35 @@ def table_starter(data: Path, file: Path | None, algorithm: str, label: str = ""
     if ALGORITHMS.find(algorithm) is None:
         raise InputError(f"--algorithm {algorithm}: is not known{near(algorithm, ALGORITHMS.names())}")
     guess = guessed(data, label, client)
-    return TableStarter(_text(data, file, algorithm, guess), _lines(data, guess, bool(label), bool(client)))
+    shown, why = _protection(data, algorithm, guess)
+    return TableStarter(_text(data, file, algorithm, guess, shown), _lines(data, guess, bool(label), bool(client), why))
 
 
-def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> tuple[str, ...]:
+def _protection(data: Path, algorithm: str, guess: Guess) -> tuple[tuple[str, ...], str]:
+    """The strongest protection with which the algorithm begins on this table, and why a stronger one is refused.
+
+    Where the table itself is refused, the strongest: the run names what is wrong. Raises `InputError` for an algorithm that takes none.
+    """
+    refused: list[InputError] = []
+    population = None
+    for shown in _PROTECTIONS:
+        tree = tomllib.loads(_text(data, None, algorithm, guess, shown))
+        tree["data"]["paths"] = [str(data)]
+        try:
+            config = parse_config(tree)
+            population = population or build_population(config.data)
+        except InputError:
+            return _PROTECTIONS[0], ""
+        try:
+            config.algorithm_for(population)
+        except InputError as error:
+            refused.append(error)
+        else:
+            return shown, str(refused[-1]) if refused and shown is _PROTECTIONS[-1] else ""
+    raise refused[-1]
+
+
+def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool, refused: str) -> tuple[str, ...]:
     by = "" if label_asked else ", by its name or place (--label names another)"
     owner = f"client: {guess.client!r}{'' if client_asked else ' (--client names another)'}"
     width = sum(len(feature_names(column)) for column in guess.columns)
@@ -85,11 +122,12 @@ def _lines(data: Path, guess: Guess, label_asked: bool, client_asked: bool) -> t
         f"{width} features of {len(guess.columns)} columns",
         *doubts,
         f"the ranges, categories, dates and labels were taken from {data} and are public from now on: edit those that must not be",
+        *([f"the server sees each update, for {refused}"] if refused else []),
         *([] if _has_few(guess) else [_KEPT]),
     )
 
 
-def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
+def _text(data: Path, file: Path | None, algorithm: str, guess: Guess, shown: tuple[str, ...]) -> str:
     lines = [
         f"# A clustered, private run on {data.name}. `cflpriv run` runs it, `cflpriv explain KEY` says more of a key.",
         "# The schema, [[data.columns]], is public: ranges, categories and dates below were taken from the table, so check and edit them.",
@@ -116,7 +154,7 @@ def _text(data: Path, file: Path | None, algorithm: str, guess: Guess) -> str:
         keys = {"name": algorithm, **keys} if section == "algorithm" else keys
         lines += [*([""] if section != "model" else []), f"[{section}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     merges = "gram" in made_with_defaults(ALGORITHMS[algorithm]).operations
-    protection = (*_PROTECTION, _MERGED) if merges else _PROTECTION
+    protection = (*shown, _MERGED) if merges else shown
     secure = [("", *protection), ("", *_RECORD)]
     commented = [_PRIVACY] if _has_few(guess) else [_PRIVACY, tuple(line.format(algorithm=algorithm) for line in _SWEEP)]
     if _has_few(guess):

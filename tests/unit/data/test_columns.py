@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cflpriv.algorithms import ALGORITHMS
 from cflpriv.data import DataSpec, build_population
 from cflpriv.data.column_guesses import guessed, source_of
 from cflpriv.data.columns import Column, encoded, feature_names, moment, scaling_of
@@ -344,6 +345,30 @@ def test_small_clusters_are_merged_where_a_first_configuration_compares_clients(
     for name, merges in (("crossfit", True), ("pacfl", True), ("fedavg", False), ("ifca", False)):
         keys = tomllib.loads(table_starter(table, tmp_path / "a.toml", name).text)["protection"]
         assert keys.get("small_clusters") == ("merge" if merges else None)
+
+
+PROTECTIONS = {"fedproto": "secagg-oblivious", "private_clusters": "none", "rr_cluster": "none", "pina": "none", "fedrc": "none"}
+"""Of algorithms that do not take the strongest protection of a first configuration."""
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS.names()) - {"oracle"}))
+def test_a_first_configuration_has_a_protection_that_its_algorithm_takes(name: str, tmp_path: Path) -> None:
+    table = csv_of(tmp_path / "a.csv", visits())
+    starter = table_starter(table, tmp_path / "a.toml", name)
+    (tmp_path / "a.toml").write_text(starter.text, encoding="utf-8")
+    config = load_config(tmp_path / "a.toml")
+    population = build_population(config.data)
+    check_run(config, population, config.algorithm_for(population), [client.id for client in population.clients])
+    assert config.protection.sum == PROTECTIONS.get(name, "secagg")
+    assert config.protection.relay_updates == (name in ("pfedlia", "fedfomo"))
+    said = [line for line in starter.lines if line.startswith("the server sees each update, for protection.sum = ")]
+    assert len(said) == (config.protection.sum == "none")
+
+
+def test_an_algorithm_that_takes_no_table_is_refused_before_its_file_is_written(tmp_path: Path) -> None:
+    table = csv_of(tmp_path / "a.csv", visits())
+    with pytest.raises(InputError, match="true groups of these clients are unknown"):
+        table_starter(table, tmp_path / "a.toml", "oracle")
 
 
 def test_other_sources_are_guessed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
