@@ -349,7 +349,11 @@ def _announce(run: Experiment) -> None:
         report(guarantee(run.config.privacy, run.config.protection))
     if run.chosen:
         report(run.chosen)
-    if described.get("clear") is False:
+    if (answer := described.get("answer")) is not None:
+        p, least = described.get("p"), described.get("p_at_least")
+        tested = f" (p = {p:.3g})" if p is not None else f" (p ≥ {least:.3g})" if least is not None else ""
+        report(f"test for groups: {answer}{tested}{': one cluster is trained' if described.get('clear') is False else ''}")
+    elif described.get("clear") is False:
         report("no clear structure was found in the clients' similarity: one cluster is trained")
     if run.config.run.release_policy == "off":
         report("note: run.release_policy = 'off': clients release what deployed clients may refuse")
