@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cflpriv.attacks.evidence.learned_shares import Rows, learned_shares, restricted, ridge_shares, row_direction
-from cflpriv.attacks.evidence.simulated_shares import Head, head_of, shares_by_simulation
 from cflpriv.attacks.evidence.simplex import projected
+from cflpriv.attacks.evidence.simulated_shares import Head, head_of, shares_by_simulation
 from cflpriv.attacks.labels.sparse_shares import least_labels, sparse_shares
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
