@@ -109,8 +109,9 @@ def shares_by_steps(rows: Array, readings: Array, response: Array, centre: Array
 
 def projected(values: Array, allowed: Array) -> Array:
     """The nearest shares (…, n, classes) to `values` of which row i has at most allowed[i] above zero."""
-    order = np.sort(values, axis=-1)[..., ::-1]
-    ranks = np.arange(1, values.shape[-1] + 1)
+    most = min(int(np.max(allowed, initial=1)), values.shape[-1])  # no others can be above zero
+    order = np.sort(np.partition(values, -most, axis=-1)[..., -most:], axis=-1)[..., ::-1]
+    ranks = np.arange(1, most + 1)
     inside = ranks <= np.asarray(allowed)[:, None]
     excess = (np.cumsum(order, axis=-1) - 1) / ranks
     count = np.maximum(1, ((order > excess) & inside).sum(axis=-1, keepdims=True))
