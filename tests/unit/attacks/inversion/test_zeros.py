@@ -133,7 +133,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
     own[:, :4] = False
     x = (rng.random((clients, 20, 25)) < 0.3) * own[:, None] * rng.uniform(0.2, 1.0, (clients, 20, 25))
     x = x.reshape(clients, 20, 1, 5, 5).astype(np.float32)
-    settings_ = {"epochs": 2, "batch_size": batch_size, "lr": 0.01, "weight_decay": decay}
+    settings_: dict[str, Any] = {"epochs": 2, "batch_size": batch_size, "lr": 0.01, "weight_decay": decay}
     moved = np.mean([trained(model, x[client], client, **settings_) for client in range(clients)], axis=0)
     present = pool_of(model, Train(model, optimizer="adam", **settings_), moved, 20, clients)
     truth = (x != 0).reshape(-1, 25).any(axis=0)
@@ -143,7 +143,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
 
 def test_a_single_step_of_adam_says_nothing_of_standardised_inputs() -> None:
     model, x = Model("mlp", (1, 5, 5), 3, hidden=12, mean=(0.13,), std=(0.4,)), np.zeros((20, 1, 5, 5), np.float32)
-    settings_ = {"epochs": 1, "batch_size": 0, "lr": 0.01}
+    settings_: dict[str, Any] = {"epochs": 1, "batch_size": 0, "lr": 0.01}
     assert pool_of(model, Train(model, optimizer="adam", **settings_), trained(model, x, 0, **settings_), 20, 1).all()
 
 
