@@ -40,7 +40,6 @@ def test_presence_is_learned_once_for_all_labels() -> None:
     shares = planted(30, 40, 2, rng)
     bias = shares + 0.01 * rng.standard_normal(shares.shape)
     learned = learned_shares(Rows(None, bias[:20]), shares[:20])
-    learned = type(learned)(learned.presence, learned.share, np.ones(40, dtype=bool))
     read = learned.read(Rows(None, bias[20:]), [2] * 10)
     assert ((read > 0) == (shares[20:] > 0)).all()
 
