@@ -47,7 +47,7 @@ from .figures.exposed import exposed_samples
 from .figures.family import Family, judged_together
 from .figures.leakage import BUDGETS, Budget, Cell, in_words_of, nothing
 from .figures.payloads import readers_in
-from .figures.plan import AuditPlan, Clock, plan_of, spoken
+from .figures.plan import AuditPlan, Clock, plan_of, spoken, unscored_seconds
 from .figures.pooling import pooled
 from .figures.verdicts import audit_text
 from .remedies import Accepted, Measured, accepted_remedies, measured_remedies
@@ -98,7 +98,7 @@ def audit_run(
         raise InputError(f"{folder / 'summary.json'}: the run was made with other data than are found now; give the same --data-dir")
     messages += release_of_folder(folder, config, people, messages, summary["rounds"])
     limits = BUDGETS[budget]
-    plan = _plan(config, summary, people, limits)
+    plan = _plan(config, summary | {"seconds": unscored_seconds(folder, summary)}, people, limits)
     named = attacks or ATTACKS
     wanted = [(adversary, name) for adversary in adversaries for name in named if attacks or _by_default(name, adversary)]
     with locked(folder):  # two audits at once would each write audit.json without the other's cells

@@ -52,7 +52,7 @@ def unscored(ledger: Ledger) -> tuple[str, ...]:
 def recorded_config(config: Config) -> Config:
     """The configuration of a rerun that is looked at from the server's side."""
     # newcomers would need data of their own; nobody looks at accuracies here
-    config = config.recording_all(evaluate_every=10**9, audit_parties=("server",))
+    config = config.recording_all(audit_parties=("server",))
     return config.with_("data", newcomers=0)
 
 
@@ -76,5 +76,5 @@ def run_rounds(simulation: Experiment, rounds: int, seconds: float) -> None:
     for _ in range(rounds):
         if simulation.stopped or (simulation.rows and time.perf_counter() - began > seconds):
             break
-        advance(simulation)
+        advance(simulation, scored=False)
     simulation.simulated.engine.close()

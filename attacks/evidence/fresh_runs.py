@@ -113,7 +113,7 @@ def _again(config: Config, population: Population, rounds: int, name: str = "the
     simulation = start(_recording(config), population=population)
     try:
         for _ in range(rounds):
-            advance(simulation)
+            advance(simulation, scored=False)
         if rounds >= config.training.rounds:
             admit_newcomers(simulation)
         released = release_of_run(simulation, simulation.federation.transcript.messages, rounds)
@@ -130,7 +130,7 @@ def _secrets_of(config: Config, population: Population) -> dict[str, dict[str, s
 
 
 def _recording(config: Config) -> Config:
-    return config.recording_all(evaluate_every=max(1, config.training.rounds))
+    return config.recording_all()
 
 
 class _Upload(Exception):
@@ -169,7 +169,7 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
         try:
             simulation = prepare(alone, population=people, transcript=_UntilCompared("full"), engine=engine_for(config, Engine()))
             begin(simulation)
-            advance(simulation)
+            advance(simulation, scored=False)
         except _Upload:
             (message,) = [message for message in simulation.federation.transcript.messages if message.operation == "gram"]
             rows = None if message.payload is None else np.asarray(message.payload["rows"], np.float64)
@@ -183,13 +183,12 @@ def simulator(config: Config, population: Population) -> Callable[[Sequence[tupl
 
 def check_start(config: Config, population: Population) -> None:
     """Raises what a run of `config` would before it begins, and also in a first round of encrypted comparisons, whose rows may be too long,
-    and of protected sums, whose clients may be too unequal. Scores refuse nothing, so models are scored on one test sample a client."""
-    clients = tuple(replace(client, x_test=client.x_test[:1], y_test=client.y_test[:1]) for client in population.clients)
-    simulation = prepare(config, population=replace(population, clients=clients))
+    and of protected sums, whose clients may be too unequal."""
+    simulation = prepare(config, population=population)
     try:
         if config.protection.encrypted or config.protection.sum != "none":
             begin(simulation)
-            advance(simulation)
+            advance(simulation, scored=False)
     finally:
         simulation.simulated.close()
 

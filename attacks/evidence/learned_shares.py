@@ -9,8 +9,9 @@ models are fitted to the rows of simulated clients, with the same coefficients f
 is present, and a conditional logit (McFadden 1974) of the shares of those that are. An update is read with a known number of labels: the
 most probable ones share it. Where the last layer did not move, a ridge regression on the whole update takes the place of both.
 
-What it proves: that an update shows labels although no formula reads it. What it does not prove: anything about labels that the simulated
-clients never had.
+What it proves: that an update shows labels although no formula reads it, also labels that no simulated client had, as of a vocabulary.
+What it does not prove: anything about updates of other clients than the simulated ones are like. The ridge regression never names a label
+that no simulated client had.
 """
 
 from collections.abc import Sequence
@@ -77,22 +78,19 @@ def _scaled(measure: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class LearnedShares:
-    """Coefficients (f,) of whether a label is present, and of its share; `seen` (classes,) are the labels that simulated clients had.
+    """Coefficients (f,) of whether a label is present, and of its share, for labels that no simulated client had, too.
 
     `direction` (e,): along which weights move towards a label that is present.
     """
 
     presence: Array
     share: Array
-    seen: Array
     direction: Array | None = None
 
     def read(self, rows: Rows, labels: Sequence[int]) -> Array:
         """Shares (m, classes) from the rows of updates of clients with so many `labels`."""
         features = row_features(rows, self.direction)
-        odds = np.where(self.seen, features @ self.presence, -np.inf)
-        present = _largest(odds, labels) & self.seen
-        return _softmax(features @ self.share, present)
+        return _softmax(features @ self.share, _largest(features @ self.presence, labels))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +125,7 @@ def learned_shares(rows: Rows, shares: Array) -> LearnedShares:
         for side, of_others in zip(sides, reversed(of_sides), strict=True):
             features[side] = row_features(rows.some(side), of_others)
         direction = row_direction(rows, shares)
-    return LearnedShares(_logistic(features[:, seen], shares[:, seen] > 0), _conditional(features, shares), seen, direction)
+    return LearnedShares(_logistic(features[:, seen], shares[:, seen] > 0), _conditional(features, shares), direction)
 
 
 def row_direction(rows: Rows, shares: Array) -> Array:

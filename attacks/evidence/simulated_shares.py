@@ -51,7 +51,7 @@ def shares_by_simulation(
     """(update (d,), number of labels) -> label shares (classes,), of clients that `train` from `start`.
 
     `people` are the numbers of samples and of labels that clients have; simulated clients have these in turn. `x`, `y` are the attacker's
-    labelled samples; a label that it lacks is never named. `anchor` (d,) is what the proximal term of `train` pulls to, if not the start.
+    labelled samples, which may lack labels. `anchor` (d,) is what the proximal term of `train` pulls to, if not the start.
     With `is_mean` updates are means over several clients, and are read by a linear regression on the last layer's bias, whose reading of a
     mean is the mean of readings; with `directions` not by their length, as it is not known what they were scaled by. Where no simulated
     client ends with finite parameters the answer is equal shares.

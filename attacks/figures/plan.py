@@ -3,11 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ...protocols.bounded_files import LARGEST_TABLE_BYTES, parse_json, read_text
 from .leakage import Budget
 
-__all__ = ["Clock", "AuditPlan", "plan_of", "spoken"]
+__all__ = ["Clock", "AuditPlan", "plan_of", "spoken", "unscored_seconds"]
 
 MOST_BYTES = 1 << 30
 """Payloads of a run that is made again for the audit; beyond this it has fewer rounds."""
@@ -64,6 +66,19 @@ def plan_of(summary: Mapping[str, Any], seed: int, *, size: int, is_open: bool, 
     fresh = 0 if kept < rounds else min(budget.seeds - 1, int(budget.seconds / (seconds * each)))
     seeds = tuple(seed + SEED_STEP * number for number in range(1 + fresh))
     return AuditPlan(seeds, kept, kept < rounds, 0 if is_whole else 1, each, seconds * kept / max(rounds, 1))
+
+
+def unscored_seconds(folder: Path, summary: Mapping[str, Any]) -> float:
+    """What a recorded run with this `summary` took without its evaluations, which runs that an audit makes again leave out.
+
+    Evaluations count as training where the rows of the run are not there, or do not say what evaluations took.
+    """
+    try:
+        rows = [parse_json(line) for line in read_text(folder / "rounds.jsonl", LARGEST_TABLE_BYTES).splitlines()]
+        spent = sum(float(row.get("scoring_seconds", 0.0)) for row in rows)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        spent = 0.0
+    return max(float(summary["seconds"]) - max(spent, 0.0), 0.0)
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ words these are (`inversion.zeros`). What it does not: nothing about updates wit
 that the public vocabulary has not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -281,10 +281,10 @@ def _is_one_step(step: ClientStep, prior: Prior) -> bool:
     return local_of(step, prior).steps(1) == 1
 
 
-def refusal(case: Case, feature: str = "word", *, with_decay: bool = False) -> str:
+def refusal(case: Case, feature: str = "word", *, decays: Collection[str] = ()) -> str:
     """Why this run is not attempted; empty if it is. What is read are the zeros of each `feature`, a word of an embedding or an input.
 
-    `with_decay`: zeros are also read where the weight decay of SGD moves the parameters along themselves.
+    `decays` are the optimisers whose weight decay, which moves the parameters of every feature, is taken off.
     """
     assert case.prior.config is not None  # checked by the caller
     if case.prior.private:
@@ -292,7 +292,7 @@ def refusal(case: Case, feature: str = "word", *, with_decay: bool = False) -> s
     for local in trainings_in(case.reference).all:
         if local.beyond or local.held_back:
             return f"not attempted: updates hold more than training on all samples; {feature}s may still leak"
-        if local.train.weight_decay and not (with_decay and local.train.optimizer == "sgd"):
+        if local.train.weight_decay and local.train.optimizer not in decays:
             return f"not attempted: weight decay moves the parameters of every {feature}; {feature}s may still leak"
     return ""
 

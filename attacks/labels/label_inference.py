@@ -12,7 +12,7 @@ What it does not prove: anything about single samples. With unknown numbers of s
 less so. Updates under a transform whose secret the adversary lacks are not attempted: their coordinates have no names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -203,38 +203,61 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         updates = reference if are_single(reference) else {}
         single = {(step.round, client): step.update for client, client_steps in updates.items() for step in client_steps}
         blank = auxiliary_shares(prior)
-        made = [] if prior.private else planted(read, single, bias_span(model), own, blank, prior.labels_per_client, case.seed, PLANTS)
-        weaker = [LabelGuess({client: shares.get(client, guesses[1].shares[client]) for client in clients}) for shares in made]
-        figures = [
-            _with_power(case, figure, clients, guesses[1], weaker) if figure.status == "at_baseline" else figure for figure in figures
-        ]
+        made = iter(()) if prior.private else planted(
+            read, single, bias_span(model), own, blank, prior.labels_per_client, case.seed, PLANTS
+        )  # fmt: skip
+        weaker = (LabelGuess({client: shares.get(client, guesses[1].shares[client]) for client in clients}) for shares in made)
+        figures = _with_power(case, figures, clients, guesses[1], weaker)
     return [*figures, whole], arrays
 
 
-def _with_power(case: Case, figure: Cell, clients: list[int], blank: LabelGuess, weaker: Sequence[LabelGuess]) -> Cell:
-    """A figure at its baseline with its power, from what was `found` where leaks were planted; below `POWER` it is inconclusive."""
+def _with_power(
+    case: Case, figures: Sequence[Cell], clients: list[int], blank: LabelGuess, weaker: Iterable[LabelGuess]
+) -> list[Cell]:  # fmt: skip
+    """Figures at their baseline with their power, from what was found where leaks were planted (`weaker`); below `POWER` inconclusive.
+
+    All of `PLANTS` have to be shown for it, so that none is attacked after the first one that no figure shows.
+    """
+    open_ = [figure.metric for figure in figures if figure.status == "at_baseline"]
+    scored: dict[str, list[tuple[float, bool]]] = {metric: [] for metric in open_}
+    for guessed in weaker:
+        for metric in open_:
+            scored[metric].append(_planted_score(case, metric, clients, blank, guessed))
+        if all(not all(shown for _, shown in pairs) for pairs in scored.values()):
+            break
+    return [_of_planted(figure, scored[figure.metric]) if figure.metric in scored else figure for figure in figures]
+
+
+def _planted_score(case: Case, metric: str, clients: list[int], blank: LabelGuess, guessed: LabelGuess) -> tuple[float, bool]:
+    """The figure where a leak was planted, and whether it is significant."""
     prior, truth = case.prior, case.truth
-    if not weaker:
-        words = f"{figure.note}; its power is not known, since no leak of such sums could be planted"
-        return replace(figure, status="inconclusive", note=words)
-    if figure.metric == "histogram_l1":
-        beside, scores = score_l1(blank, truth, clients), [score_l1(shares, truth, clients) for shares in weaker]
-        chances = [share_chance(shares, beside, blank.shares[clients[0]], case, clients) for shares in weaker]
+    if metric == "histogram_l1":
+        beside, scores = score_l1(blank, truth, clients), score_l1(guessed, truth, clients)
+        luck = share_chance(guessed, beside, blank.shares[clients[0]], case, clients)
     else:
         clients = partial_sets(case, clients)
         popular = popular_set([truth.label_sets[client] for client in clients])
         beside = np.array([float(truth.label_sets[client] == popular) for client in clients])
-        scores = [score_sets(shares, truth, prior, clients) for shares in weaker]
-        sets = [[top_labels(shares.shares[client], prior.labels_per_client[client]) for client in clients] for shares in weaker]
-        chances = [set_chance(named, beside, case, clients) for named in sets]
-    shown = sum(p < RATE for p in chances)
-    low = float(stats.binomtest(shown, len(weaker), alternative="greater").proportion_ci(0.95, method="exact").low)
+        scores = score_sets(guessed, truth, prior, clients)
+        luck = set_chance(
+            [top_labels(guessed.shares[client], prior.labels_per_client[client]) for client in clients], beside, case, clients
+        )
+    return float(np.mean(scores)), luck < RATE
+
+
+def _of_planted(figure: Cell, scored: Sequence[tuple[float, bool]]) -> Cell:
+    """A figure at its baseline with its power, from the figures of planted leaks and whether these are significant."""
+    if not scored:
+        words = f"{figure.note}; its power is not known, since no leak of such sums could be planted"
+        return replace(figure, status="inconclusive", note=words)
+    shown = sum(significant for _, significant in scored)
+    low = float(stats.binomtest(shown, len(scored), alternative="greater").proportion_ci(0.95, method="exact").low)
     words = (
-        f"{figure.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(weaker)} "
-        f"(figure there {float(np.mean(scores)):.2f}), conservative power {low:.2f}"
+        f"{figure.note}; planted leak: each sum without one member drawn at random, shown in {shown} of {len(scored)} "
+        f"(figure there {float(np.mean([score for score, _ in scored])):.2f}), conservative power {low:.2f}"
     )
     status: CellStatus = "at_baseline" if low >= POWER else "inconclusive"
-    return replace(figure, status=status, power=shown / len(weaker), power_low=low, note=words)
+    return replace(figure, status=status, power=shown / len(scored), power_low=low, note=words)
 
 
 def _which_rounds(prior: Prior, rounds: int) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 
 from ...randomness import Stream
 from ...types import Array
+from ..evidence.simplex import projected
 
-__all__ = ["least_labels", "projected", "sparse_shares"]
+__all__ = ["least_labels", "sparse_shares"]
 
 STARTS, LEVELS, STEPS = 12, 6, 40
 """Starts, how often the number of labels is lowered, and steps of gradient descent in between."""
@@ -39,19 +40,6 @@ def sparse_shares(rows: Array, readings: Array, labels: Sequence[int], start: Ar
             faster = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
             moved, momentum = shares + (momentum - 1) / faster * (shares - before), faster
     return np.asarray(shares.mean(axis=0))
-
-
-def projected(values: Array, allowed: Array) -> Array:
-    """The nearest shares (…, n, classes) to `values` of which row i has at most allowed[i] above zero."""
-    order = np.sort(values, axis=-1)[..., ::-1]
-    ranks = np.arange(1, values.shape[-1] + 1)
-    inside = ranks <= np.asarray(allowed)[:, None]
-    excess = (np.cumsum(order, axis=-1) - 1) / ranks
-    count = np.maximum(1, ((order > excess) & inside).sum(axis=-1, keepdims=True))
-    bound = np.take_along_axis(excess, count - 1, axis=-1)
-    least = np.take_along_axis(order, count - 1, axis=-1)
-    kept = np.where(values >= least, np.maximum(values - bound, 0.0), 0.0)
-    return np.asarray(kept / np.maximum(kept.sum(axis=-1, keepdims=True), 1e-300))
 
 
 def least_labels(shares: Array, labels: int) -> Array:

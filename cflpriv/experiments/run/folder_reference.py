@@ -77,7 +77,7 @@ _ROW = {
     "experimenter_clipped_share, experimenter_noise_to_signal": "Share of clipped samples, and noise beside gradients, in some rounds "
     '(simulations with `privacy.unit = "sample"`): computed without noise, for the experimenter alone.',
     "clip_norm": "Clip norm of the next sum (`privacy.clip_quantile` only).",
-    "seconds": "Duration of the round.",
+    "seconds, scoring_seconds": "Duration of the round; what evaluation took of it.",
     "protection_seconds": "Time spent in protections since the start.",
 }
 _NOTED = {"clipped_clients", "unchanged_clusters", "placements"}

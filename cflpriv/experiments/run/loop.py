@@ -128,8 +128,11 @@ def begin(run: Experiment) -> None:
             raise InputError(f"privacy.epsilon = {run.config.privacy.epsilon}: the beginning is beyond the budget ({error})") from None
 
 
-def advance(run: Experiment) -> dict[str, Any]:
-    """Run and measure one round; the new row. A round without a large enough group changes nothing and is recorded as such."""
+def advance(run: Experiment, *, scored: bool = True) -> dict[str, Any]:
+    """Run and measure one round; the new row. A round without a large enough group changes nothing and is recorded as such.
+
+    Without `scored` no model is evaluated: nothing that parties send depends on scores.
+    """
     number, began = len(run.rows), time.perf_counter()
     if run.run_ledger is not None:
         run.run_ledger.ledger.round = number
@@ -147,8 +150,11 @@ def advance(run: Experiment) -> dict[str, Any]:
             row["skipped"] = str(error)
         except OVER_BUDGET as error:  # the run ends here
             run.stopped = row["skipped"] = str(error)
-        if number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped:
+        due = number % run.config.run.evaluate_every == 0 or number >= run.config.training.rounds - LAST or run.stopped
+        trained = time.perf_counter()
+        if scored and due:
             row |= _scores(run, run.federation.clients, number)
+        row["scoring_seconds"] = time.perf_counter() - trained
     row["upload_bytes"], row["download_bytes"] = run.federation.transcript.upload_bytes, run.federation.transcript.download_bytes
     row |= traffic_so_far(run.federation, number)
     row |= spent(run.run_ledger, run.federation.clients)

@@ -16,8 +16,8 @@ from cflpriv.attacks.figures.verdicts import verdicts_of
 from cflpriv.attacks.remedies import CANDIDATES, WITHOUT, accepted_remedies
 from cflpriv.data import build_population
 from cflpriv.experiments import load_config
+from cflpriv.experiments.run import run as run_module
 from cflpriv.experiments.run.folder import run_experiment
-from cflpriv.experiments.run.run import prepare
 
 TREE = """
 [data]
@@ -133,15 +133,18 @@ def test_remedies_are_measured(tmp_path: Path) -> None:
     assert any("before" in line for line in lines)
 
 
-def test_what_accepts_a_remedy_scores_no_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sets of texts are large: scores of each candidate's first round took most of an audit."""
-    seen = set[int]()
+def test_runs_that_an_audit_makes_score_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test sets of texts are large: scores that nobody reads took most of an audit."""
 
-    def watched(config: Any, **options: Any) -> Any:
-        seen.update(len(client.y_test) for client in options["population"].clients)
-        return prepare(config, **options)
+    def refused(*args: Any) -> Any:
+        raise AssertionError("a model is scored")
 
-    monkeypatch.setattr(f"{fresh_runs.__name__}.prepare", watched)
     config = load_config(settings_file(tmp_path, protection='sum = "secagg"'))
-    fresh_runs.check_start(config, build_population(config.data))
-    assert seen == {1}
+    people = build_population(config.data)
+    scored = fresh_runs.fresh_scene(config, people, 2).messages
+    monkeypatch.setattr(run_module, "_scores", refused)
+    fresh_runs.check_start(config, people)
+    unscored = fresh_runs.fresh_scene(config, people, 2).messages
+    assert [(message.kind, message.round, message.clients) for message in unscored] == [
+        (message.kind, message.round, message.clients) for message in scored
+    ]

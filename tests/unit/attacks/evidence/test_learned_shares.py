@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from cflpriv.attacks.evidence.learned_shares import Rows, learned_shares, restricted, ridge_shares, row_direction
+from cflpriv.attacks.evidence.simplex import projected
 from cflpriv.attacks.evidence.simulated_shares import Head, head_of, shares_by_simulation
-from cflpriv.attacks.labels.sparse_shares import least_labels, projected, sparse_shares
+from cflpriv.attacks.labels.sparse_shares import least_labels, sparse_shares
 from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
 from cflpriv.tasks.training import Train
@@ -39,7 +40,6 @@ def test_presence_is_learned_once_for_all_labels() -> None:
     shares = planted(30, 40, 2, rng)
     bias = shares + 0.01 * rng.standard_normal(shares.shape)
     learned = learned_shares(Rows(None, bias[:20]), shares[:20])
-    learned = type(learned)(learned.presence, learned.share, np.ones(40, dtype=bool))
     read = learned.read(Rows(None, bias[20:]), [2] * 10)
     assert ((read > 0) == (shares[20:] > 0)).all()
 

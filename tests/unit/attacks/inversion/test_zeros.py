@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,13 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import beta
 
+from cflpriv.attacks.evidence.local_training import LocalTraining
 from cflpriv.attacks.evidence.opened_sums import opened_sums
 from cflpriv.attacks.evidence.sums import sums_in
 from cflpriv.attacks.evidence.updates import public_model
+from cflpriv.attacks.figures.leakage import Case
 from cflpriv.attacks.figures.payloads import data_parts
 from cflpriv.attacks.inversion import exact_zeros, zeros
-from cflpriv.attacks.inversion.zeros import Pool, features_of, owners_of, pools_in, present_in
+from cflpriv.attacks.inversion.zeros import Pool, features_of, owners_of, pools_in, present_by_adam, present_in
+from cflpriv.engine import Engine, Streams, TaskInput
 from cflpriv.engine.models import Model
+from cflpriv.tasks.training import Train
+from cflpriv.types import Array, ClientData
 
 COHORTS = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=6)
 
@@ -98,9 +105,61 @@ def test_networks_without_such_features_have_none() -> None:
     assert features_of(Model("lenet5", (1, 28, 28), 10)) is None
 
 
-def test_inputs_of_one_client_are_named_from_secure_sums() -> None:
+def trained(model: Model, x: Array, client: int, **settings: Any) -> Array:
+    """The update (d,) of a client with samples x (n, *shape) and random labels, and the model it began with."""
+    y = np.random.default_rng(client).integers(model.classes, size=len(x))
+    train = Train(model, optimizer="adam", **settings)
+    task_input = TaskInput(ClientData(client, x, y, x[:1], y[:1]), {"model": model.init(5)}, {}, Streams(9, 0, client))
+    (result,) = Engine().run(train, [task_input])
+    return np.asarray(result["update"], np.float64)
+
+
+def pool_of(model: Model, train: Train, moved: Array, samples: int, clients: int) -> Array:
+    """What is read of a mean update (d,) of so many clients with so many samples each."""
+    prior = SimpleNamespace(config=None, samples_per_client=dict.fromkeys(range(clients), samples))
+    feature = features_of(model)
+    assert feature is not None
+    scene = cast("Case", SimpleNamespace(prior=prior))
+    return zeros._pool(scene, feature, model, tuple(range(clients)), model.init(5), moved, LocalTraining(train), 0.0).present
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(0.13, 0.0), (0.0, 0.01), (0.0, 0.0)]), st.integers(1, 4), st.sampled_from([5, 10]))
+def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float], clients: int, batch_size: int) -> None:
+    """All inputs that nobody has are found, and no others but one that no unit passes on."""
+    mean, decay = kind
+    model, rng = Model("mlp", (1, 5, 5), 3, hidden=12, mean=(mean,), std=(0.4,)), np.random.default_rng(seed)
+    own = rng.random((clients, 25)) < 0.4
+    own[:, :4] = False
+    x = (rng.random((clients, 20, 25)) < 0.3) * own[:, None] * rng.uniform(0.2, 1.0, (clients, 20, 25))
+    x = x.reshape(clients, 20, 1, 5, 5).astype(np.float32)
+    settings_: dict[str, Any] = {"epochs": 2, "batch_size": batch_size, "lr": 0.01, "weight_decay": decay}
+    moved = np.mean([trained(model, x[client], client, **settings_) for client in range(clients)], axis=0)
+    present = pool_of(model, Train(model, optimizer="adam", **settings_), moved, 20, clients)
+    truth = (x != 0).reshape(-1, 25).any(axis=0)
+    assert not (present & ~truth).any()
+    assert (truth & ~present).sum() <= 1  # of one sample, where all units may be silent
+
+
+def test_a_single_step_of_adam_says_nothing_of_standardised_inputs() -> None:
+    model, x = Model("mlp", (1, 5, 5), 3, hidden=12, mean=(0.13,), std=(0.4,)), np.zeros((20, 1, 5, 5), np.float32)
+    settings_: dict[str, Any] = {"epochs": 1, "batch_size": 0, "lr": 0.01}
+    assert pool_of(model, Train(model, optimizer="adam", **settings_), trained(model, x, 0, **settings_), 20, 1).all()
+
+
+def test_a_row_that_moves_like_no_other_is_not_called_absent() -> None:
+    moved = np.random.default_rng(0).normal(size=(8, 4))
+    moved[[1, 4, 6]] = moved[1]
+    like, channels = np.tile(moved[1], (8, 1)), np.zeros(8, int)
+    assert np.flatnonzero(~present_by_adam(moved, like, channels, np.full((8, 4), 1e-9))).tolist() == [1, 4, 6]
+    moved[6] += 1.0
+    assert present_by_adam(moved, like, channels, np.full((8, 4), 1e-9)).all()  # two alike may be inputs that are always equal
+
+
+@pytest.mark.parametrize("local", [{"weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.003, "batch_size": 2}])
+def test_inputs_of_one_client_are_named_from_secure_sums(local: dict[str, Any]) -> None:
     """Digits: some pixels are of one client only. Each round sums another three of six clients."""
-    training = {"rounds": 10, "participation": 0.5, "epochs": 2, "weight_decay": 0.01}
+    training = {"rounds": 10, "participation": 0.5, "epochs": 2, **local}
     seen = case(config({"name": "fedavg"}, {"sum": "secagg"}, 0, data={"clients": 6, "groups": [list(range(10))], "samples_per_client": 4},
                        training=training, model={"name": "mlp", "hidden": 8}))  # fmt: skip
     feature = features_of(public_model(seen.prior))
