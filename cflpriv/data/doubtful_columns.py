@@ -14,7 +14,7 @@ from ..types import Array
 from .class_names import accidental_pairs, same_name
 from .columns import cell_name, nested, shown
 from .doubtful_clients import client_remarks
-from .doubtful_labels import label_notes
+from .doubtful_relations import relation_notes
 from .doubtful_units import mixed_units, shown_step
 from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, stuck, zeros_apart
 
@@ -88,7 +88,7 @@ def column_remarks(
         warned, noted = client_remarks(columns, numbers, client[1], client[2], own)
         warnings += warned
         notes += noted
-    notes += label_notes(numbers, label[1], client[1], client[2])
+    notes += relation_notes(numbers, label[1], client[1], client[2])
     for name, cells in columns.items():
         if len(cells) < FEW or nested(cells[0]):
             continue
