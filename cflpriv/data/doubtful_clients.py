@@ -4,21 +4,20 @@ Clients differ, and that is what groups are found by. So a remark needs that all
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..types import Array
 from .columns import cell_name
+from .doubtful_swaps import exchanged, exchanged_rows
 from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, shown_step, values_of_clients
 
 __all__ = ["client_remarks"]
 
 MOST_CODES, FEWEST_ROWS = 12, 20
 """A column with more different values has no codes; a client with fewer rows may lack a code by chance."""
-FAR, AGREED, ALIKE = 2.0, 1.0, 0.5
-"""In deviations: exchanged columns are so far from those of others, others agree to so much, and exchanged back they are so near."""
+ALIKE = 0.5
 RARE = 0.05
 """A client may have one value only by chance if this share of all rows has it."""
 FAR_FROM_0 = 5.0
@@ -26,12 +25,13 @@ MOST_NAMED = 3
 
 
 def client_remarks(
-    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], clients: Array, names: Sequence[str], own: Collection[str]
-) -> tuple[list[str], list[str]]:
+    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], labels: Array, clients: Array, names: Sequence[str],
+    own: Collection[str],
+) -> tuple[list[str], list[str]]:  # fmt: skip
     """Warnings and notes of what a few clients write otherwise than all others.
 
     Args:
-        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. clients: each row's client (rows,).
+        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. labels: classes by number, or numbers (rows,). clients: each row's client (rows,).
         names: the clients' names, by number.
         own: columns that each client standardises by its own rows, where a unit makes no difference.
     """
@@ -63,9 +63,12 @@ def client_remarks(
         if (odd := _other_codes(cells, numbers.get(name), clients)) is not None:
             client, its, usual = odd
             notes.append(f"column {name!r}: {shown([client])} has {its}, and all others have {usual}; are they codes of the same?")
+    whole = exchanged(of_columns)
+    notes += [f"columns {', '.join(map(repr, some))} of {shown([client])} look as if they were exchanged" for some, client in whole]
     notes += [
-        f"columns {', '.join(map(repr, exchanged))} of {shown([client])} look as if they were exchanged"
-        for exchanged, client in _exchanged(of_columns)
+        f"columns {first!r}, {second!r} of {shown([client])} look as if they were exchanged in {count} rows"
+        for (first, second), client, count in exchanged_rows(numbers, labels, clients)
+        if not any(client == other and {first, second} & set(some) for some, other in whole)
     ]
     return warnings, notes
 
@@ -105,40 +108,3 @@ def _standardised(own: ClientValues) -> int | None:
     scored = (np.abs(middles) < ALIKE) & (spreads > 0.6) & (spreads < 1.6)
     others = own.quartiles[~scored]
     return int(own.clients[scored][0]) if scored.sum() == 1 and (others[:, 0] > FAR_FROM_0).all() else None
-
-
-def _exchanged(of_columns: Mapping[str, ClientValues]) -> list[tuple[tuple[str, ...], int]]:
-    """Columns and a client whose values of each are like those that others have of another of them, and unlike those of the same."""
-    far: dict[int, list[_FarColumn]] = {}
-    for name, own in of_columns.items():
-        if len(own.clients) <= FEWEST_CLIENTS:
-            continue
-        middles, spreads = own.in_scale(logged=False)
-        usual, spread = float(np.median(middles)), float(np.median(spreads))
-        apart = np.abs(middles - usual) / spread if spread > 0 else np.zeros(len(middles))
-        odd = int(np.argmax(apart))
-        if apart[odd] > FAR and np.delete(apart, odd).max() < AGREED:
-            column = _FarColumn(name, float(middles[odd]), float(spreads[odd]), float(np.median(np.delete(middles, odd))), spread)
-            far.setdefault(int(own.clients[odd]), []).append(column)
-    found = []
-    for client, columns in far.items():
-        like = [[place for place, other in enumerate(columns) if other is not column and column.is_like(other)] for column in columns]
-        if len(columns) > 1 and all(like) and len({place for places in like for place in places}) == len(columns):
-            found.append((tuple(column.name for column in columns), client))
-    return found
-
-
-@dataclass(frozen=True)
-class _FarColumn:
-    """The median and deviation of one client's values of a column, and those usual at others."""
-
-    name: str
-    middle: float
-    spread: float
-    usual: float
-    usual_spread: float
-
-    def is_like(self, other: "_FarColumn") -> bool:
-        """Whether the client's values of this column are as others' values of another column."""
-        near = abs(self.middle - other.usual) < ALIKE * other.usual_spread
-        return near and other.usual_spread / 2 < self.spread < 2 * other.usual_spread

@@ -85,7 +85,7 @@ def column_remarks(
         else:
             notes.append(f"{words}; are they in another unit?")
     if client[1] is not None:
-        warned, noted = client_remarks(columns, numbers, client[1], client[2], own)
+        warned, noted = client_remarks(columns, numbers, label[1], client[1], client[2], own)
         warnings += warned
         notes += noted
     notes += relation_notes(numbers, label[1], client[1], client[2])

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "client_units", "examined_rows", "mixed_units", "shown_step", "values_of_clients"]
+__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "client_units", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
     return {
         name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= 100 or mixed.step.offset > 0))
         for name, (side, mixed) in splits.items()
-        if not any(_related(side, np.isfinite(values[name]), other, bounds) for other in others)
+        if not any(related(side, np.isfinite(values[name]), other, bounds) for other in others)
     }  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def _trend(values: Array) -> float:
     return abs(float((values * places).mean())) / deviation if deviation else 1.0
 
 
-def _related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
+def related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     """Whether another column, or the label, differs between the sides, within the clients that have both."""
     total = variance = 0.0
     counted = there & np.isfinite(other)
