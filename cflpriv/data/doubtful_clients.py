@@ -10,6 +10,7 @@ import numpy as np
 
 from ..types import Array
 from .columns import cell_name
+from .doubtful_runs import filled_in
 from .doubtful_swaps import exchanged, exchanged_rows
 from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, shown_step, values_of_clients
 
@@ -31,7 +32,8 @@ def client_remarks(
     """Warnings and notes of what a few clients write otherwise than all others.
 
     Args:
-        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. labels: classes by number, or numbers (rows,). clients: each row's client (rows,).
+        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. labels: classes by number, or numbers (rows,).
+        clients: each row's client (rows,).
         names: the clients' names, by number.
         own: columns that each client standardises by its own rows, where a unit makes no difference.
     """
@@ -52,6 +54,9 @@ def client_remarks(
             (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
         elif (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
+        if (filled := filled_in(values)) is not None:
+            often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
+            notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
     for name, codes in numbers.items():
         still = np.flatnonzero(np.minimum.reduceat(codes[order], begins) == np.maximum.reduceat(codes[order], begins))
         sizes = np.diff(np.append(begins, len(order)))

@@ -3,7 +3,7 @@
 Each check needs evidence that good tables have by no chance. Warnings are of what spoils a result, notes of what is only odd.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,8 +15,9 @@ from .class_names import accidental_pairs, same_name
 from .columns import cell_name, nested, shown
 from .doubtful_clients import client_remarks
 from .doubtful_relations import relation_notes
+from .doubtful_runs import repeated_in_a_run
 from .doubtful_units import mixed_units, shown_step
-from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, stuck, zeros_apart
+from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, zeros_apart
 
 __all__ = ["Remarks", "column_remarks", "is_filler_date"]
 
@@ -68,14 +69,22 @@ def column_remarks(
     """
     warnings, notes = list[str](), list[str]()
     numbered = {**numbers, label[0]: label[1]} if label[2] else numbers
+    rows = len(label[1])
+    owners = np.zeros(rows, np.int64) if client[1] is None else client[1]
+    by_client = np.argsort(owners, kind="stable")
+    begins = np.flatnonzero(np.diff(owners[by_client], prepend=-1))
+
+    def shown_client(place: int) -> str:
+        return "" if client[1] is None else f" of client {client[2][owners[by_client[begins[place]]]]!r}"
+
     for name, column in numbered.items():
         there = np.isfinite(column)
         finite = Numbers(column[there])
         warned, noted = _value_remarks(finite)
         if warned and _of_places(column, finite, client[1]):
             continue
-        if not warned and (still := stuck(column[there], finite)) is not None:
-            noted = [*noted, f"{still[1]} rows one after another have {still[0]:g}, and hardly a row else; did a sensor, or a copy, stop?"]
+        if not warned and there.all():
+            noted = [*noted, *_repeated(column[by_client], begins, shown_client)]
         warnings += [f"column {name!r}: {remark}" for remark in warned]
         notes += [f"column {name!r}: {remark}" for remark in noted]
     for name, found in mixed_units(numbers, label[1], client[1]).items():
@@ -140,6 +149,15 @@ def _of_places(values: Array, numbers: Numbers, clients: Array | None) -> bool:
             if (inside >= FEW).any() and ((inside == 0) | (inside == rows)).all():
                 return True
     return False
+
+
+def _repeated(values: Array, begins: Array, shown_client: Callable[[int], str]) -> list[str]:
+    """Notes of values that a client repeats in a run of its rows, in a column sorted by clients."""
+    return [
+        f"{run.rows} rows one after another{shown_client(run.client)} have {run.value:g}; did a sensor, or a copy, stop?"
+        for run in repeated_in_a_run(values, begins)
+    ]
+
 
 
 def _value_remarks(numbers: Numbers) -> tuple[list[str], list[str]]:

@@ -133,12 +133,19 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
 
 @dataclass(frozen=True)
 class ClientValues:
-    """Of each client with enough rows: its number, its least value, quartiles (clients, 3), and rows."""
+    """Of each client with enough rows: its number, its least value, quartiles (clients, 3), rows, its most frequent value, and its rows.
+
+    Of all: the number of different values, the least and the largest.
+    """
 
     clients: Array
     least: Array
     quartiles: Array
     sizes: Array
+    usual: Array
+    often: Array
+    levels: int
+    ends: tuple[float, float]
 
     def in_scale(self, logged: bool) -> tuple[Array, Array]:
         """The medians and deviations, of the values or of their logarithms."""
@@ -155,9 +162,16 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     values, owners = column[rows][order], clients[rows][order]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     sizes = np.diff(np.append(begins, len(owners)))
-    begins, sizes = begins[sizes >= FEW_ROWS], sizes[sizes >= FEW_ROWS]
+    firsts = np.flatnonzero(np.append(True, (values[1:] != values[:-1]) | (owners[1:] != owners[:-1]))[: len(values)])
+    counts = np.diff(np.append(firsts, len(values)))
+    at = np.searchsorted(firsts, begins)
+    often = np.maximum.reduceat(counts, at) if len(at) else counts
+    most = np.array([values[firsts[i + np.argmax(counts[i:j])]] for i, j in pairwise([*at.tolist(), len(firsts)])])
+    large = sizes >= FEW_ROWS
+    ends = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+    begins, sizes = begins[large], sizes[large]
     quartiles = np.stack([values[begins + sizes * k // 4] for k in (1, 2, 3)], axis=1)
-    return ClientValues(owners[begins], values[begins], quartiles, sizes)
+    return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], len(np.unique(values)), ends)
 
 
 def client_units(own: ClientValues) -> Mixed | None:

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["FEW", "FEWEST_FILLED", "RARELY", "Numbers", "far_values", "filler", "inner_filler", "missing_code", "stuck", "zeros_apart"]
+__all__ = ["FEW", "FEWEST_FILLED", "RARELY", "Numbers", "far_values", "filler", "inner_filler", "missing_code", "zeros_apart"]
 
 FEW = 10
 FEWEST_FILLED = 3
@@ -23,7 +23,6 @@ ATOM, FEWEST_ATOM = 4, 8
 NEAR_MEDIAN = 0.25
 """A code is apart if the gap after it is this share of the others' median, and more than the next values of the same number take."""
 MOST_CODES = 3
-FEWEST_STUCK, ELSEWHERE, BY_CHANCE = 10, 0.1, 1e-6
 
 
 class Numbers:
@@ -120,25 +119,6 @@ def far_values(numbers: Numbers) -> tuple[float, ...]:
             if least > largest and middle > 0 and np.log(least / largest) > FAR_RATIOS * np.log(largest / middle):
                 return tuple(far.tolist())
     return ()
-
-
-def stuck(values: Array, numbers: Numbers) -> tuple[float, int] | None:
-    """A value that fills a run of rows (n,) of a column whose neighbours are rarely equal, and hardly occurs elsewhere; None without.
-
-    By chance a column has such a run with a probability below `BY_CHANCE`, if its rows are in any order.
-    """
-    if len(numbers.levels) < FEWEST_OTHERS or len(values) < 2 * FEWEST_STUCK:
-        return None
-    ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-    lengths = np.diff(ends, prepend=-1)
-    longest = int(np.argmax(lengths))
-    length, value = int(lengths[longest]), float(values[ends[longest]])
-    usual = max(1.0, float((lengths - 1).sum() - (length - 1))) / len(values)
-    others = int(numbers.counts[np.searchsorted(numbers.levels, value)]) - length
-    sure = (
-        length >= FEWEST_STUCK and others <= ELSEWHERE * length and np.log(len(values)) + (length - 1) * np.log(usual) < np.log(BY_CHANCE)
-    )
-    return (value, length) if sure else None
 
 
 def _nines(value: float) -> bool:

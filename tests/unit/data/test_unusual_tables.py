@@ -125,7 +125,7 @@ NOTED: dict[str, tuple[Table, str]] = {
     "99 for an age": (edited("age", SOME, lambda x: 99), "column 'age': 99 occurs 20 times, far more often"),
     "a client of one value": (edited("weight", CLIENT == 2, lambda x: 76), "'weight': all values of client 'clinic2' are 76"),
     "a sensor that stopped": (
-        edited("weight", (CLIENT == 2) & (ROW >= 20), lambda x: x[0]), r"'weight': \d+ rows one after another have"
+        edited("weight", (CLIENT == 2) & (ROW >= 20), lambda x: x[0]), r"'weight': \d+ rows one after another of client 'clinic2' have"
     ),
     "a client's labels in another order": (relabelled(CLIENT == 2, in_any_order), "labels of client 'clinic2' do not follow the columns"),
     "a client's labels exchanged": (
