@@ -49,7 +49,8 @@ def client_remarks(
 
     of_columns = {name: values_of_clients(values, clients) for name, values in numbers.items()}
     for name, values in of_columns.items():
-        if (mixed := client_units(values)) is not None:
+        if found := client_units(values):
+            mixed = found[0]
             words = f"the values of {shown(mixed.clients)} differ from those of all others by {shown_step(mixed.step)}"
             (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
         elif (scored := _standardised(values)) is not None:

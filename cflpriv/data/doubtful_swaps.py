@@ -23,7 +23,7 @@ FEWEST_ROWS, SHARE = 5, 0.05
 LIKELIER, NEAR, OFF = 2.0, 3.0, 1.5
 """A row looks exchanged if its logarithm of the likelihood is larger by so much in the other order; then both values are within so many
 deviations of what is usual, and are so many away now."""
-WIDER = 2.5
+WIDER = 3.5
 """The exchanged values spread at most so many times more, or less, than usual."""
 MOST_COLUMNS = 100
 

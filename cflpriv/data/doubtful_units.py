@@ -5,7 +5,7 @@ like the other, in place and in spread, by the step between two units that peopl
 between the sides, neither the label nor another column, as it would if the humps were of two kinds of samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,16 +13,17 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "client_units", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
+__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "bunches", "client_units", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
 
 
 @dataclass(frozen=True)
 class UnitStep:
-    """From one unit to another: x · `factor` + `offset`."""
+    """From one unit to another: x · `factor` + `offset`, or `curve`(x), which rises or falls everywhere above 0."""
 
     factor: float
     offset: float
     words: str
+    curve: Callable[[Array], Array] | None = None
 
 
 _FACTORS = (
@@ -43,6 +44,17 @@ UNITS = (
     UnitStep(-1.0, 0.0, "the sign"),
 )  # fmt: skip
 """Steps that people make. With more of them any two levels would be a step apart."""
+CURVES = (
+    UnitStep(1.0, 0.0, "numbers and their logarithms", np.exp), UnitStep(1.0, 0.0, "numbers and their logarithms", np.log),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 10", lambda x: 10.0**x),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 10", np.log10),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.exp2),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.log2),
+    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.expm1), UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.log1p),
+    UnitStep(1.0, 0.0, "numbers and their squares", np.square), UnitStep(1.0, 0.0, "numbers and their squares", np.sqrt),
+    UnitStep(1.0, 0.0, "numbers and their reciprocals", np.reciprocal),
+)  # fmt: skip
+"""From a few clients' values to those of all others. They bend a distribution, so its quartiles tell them from a shift of the middle."""
 
 FEWEST, FEWEST_MANY = 3, 20
 """Rows of the smaller and of the larger side."""
@@ -75,8 +87,11 @@ FEW_ROWS = 10
 NORMAL_QUARTILES = 1.349
 """The distance between the quartiles of a normal distribution, in deviations."""
 FEWEST_CLIENTS = 3
-MINORITY = 0.4
-"""Clients in another unit are fewer than this share."""
+MINORITY, MOST_ODD = 0.4, 0.5
+"""Clients in another unit are fewer than the first share; those a hundred times apart, or in °F, at most the second."""
+FACTOR_SURE = 100
+CURVE_SPREADS = 1.3
+"""The same as `SPREADS`, for curves, of which there are more."""
 MOST_ROWS = 10_000
 """What is examined of a longer table, in its order."""
 
@@ -125,7 +140,7 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
     kinds = np.unique(labels)
     others += [labels[rows] == kind for kind in kinds] if 2 < len(kinds) <= FEW_KINDS else [labels[rows]]
     return {
-        name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= 100 or mixed.step.offset > 0))
+        name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= FACTOR_SURE or mixed.step.offset > 0))
         for name, (side, mixed) in splits.items()
         if not any(related(side, np.isfinite(values[name]), other, bounds) for other in others)
     }  # fmt: skip
@@ -174,31 +189,65 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], len(np.unique(values)), ends)
 
 
-def client_units(own: ClientValues) -> Mixed | None:
-    """The few clients whose values are in another unit than those of all others; None if none are."""
+def client_units(own: ClientValues) -> list[Mixed]:
+    """The clients, fewer than all others, whose values are in another unit; several units are several entries."""
     if len(own.clients) < FEWEST_CLIENTS:
-        return None
+        return []
     for logged in (True, False) if own.least.min() > 0 else (False,):
-        found = _odd_clients(*own.in_scale(logged), own.sizes, logged)
-        if found is not None:
-            odd, step = found
-            return Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist()))
-    return None
+        if found := _odd_clients(own, logged):
+            return [Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist())) for odd, step in found]
+    return []
 
 
-def _odd_clients(middles: Array, spreads: Array, sizes: Array, logged: bool) -> tuple[Array, UnitStep] | None:
-    """Clients, by number, whose medians are apart from all others by the step of a unit, and the step."""
+def bunches(middles: Array, spreads: Array) -> tuple[Array, list[Array]]:
+    """Clients, by place, divided where their medians are apart: the most that are together, and the others."""
     order = np.argsort(middles)
-    gaps = np.diff(middles[order])
-    place = int(np.argmax(gaps)) + 1
-    low, high = order[:place], order[place:]
-    few, many = (low, high) if len(low) < len(high) else (high, low)
-    if len(few) > MINORITY * len(order) or len(many) < 2 or gaps[place - 1] < 3 * max(np.ptp(middles[few]), np.ptp(middles[many])):
+    wide = np.diff(middles[order]) > CLIENT_APART / 2 * max(float(np.median(spreads)), np.finfo(float).tiny)
+    parts = np.split(order, np.flatnonzero(wide) + 1)
+    most = max(range(len(parts)), key=lambda place: len(parts[place]))
+    return parts[most], [part for place, part in enumerate(parts) if place != most]
+
+
+def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]]:
+    """Clients, by place, whose medians are apart from those of all others by the step of a unit, and the step."""
+    middles, spreads = own.in_scale(logged)
+    many, others = bunches(middles, spreads)
+    if sum(map(len, others)) > MOST_ODD * len(middles) or len(many) < 2:
+        return []
+    found = []
+    rest = _Side(float(np.median(middles[many])), float(np.median(spreads[many])), int(own.sizes[many].sum()))
+    for few in others:
+        gap = max(middles[few].min() - middles[many].max(), middles[many].min() - middles[few].max())
+        if gap < 3 * max(np.ptp(middles[few]), np.ptp(middles[many])):
+            continue
+        odd = _Side(float(np.median(middles[few])), float(np.median(spreads[few])), int(own.sizes[few].sum()))
+        between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
+        step = _step(odd, rest, logged, CLIENT_APART, between) or _curve(np.median(own.quartiles[few], axis=0), odd, rest, logged, between)
+        if step is not None and (len(others) == 1 or len(few) < len(many)) and _sure(step, len(few), len(middles)):
+            found.append((few, step))
+    return found
+
+
+def _sure(step: UnitStep, few: int, clients: int) -> bool:
+    """Whether few clients have a step, or it is one that hardly a change of the world makes."""
+    return few <= MINORITY * clients or step.factor >= FACTOR_SURE or step.offset > 0
+
+
+def _curve(quartiles: Array, few: _Side, many: _Side, logged: bool, between: float) -> UnitStep | None:
+    """The curve that brings the quartiles (3,) of few clients to the place and the spread of all others'; None if there is none."""
+    if few.spread <= 0 or many.spread <= 0 or abs(few.middle - many.middle) < CLIENT_APART * max(few.spread, many.spread):
         return None
-    odd, rest = (_Side(float(np.median(middles[s])), float(np.median(spreads[s])), int(sizes[s].sum())) for s in (few, many))
-    between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
-    step = _step(odd, rest, logged, CLIENT_APART, between)
-    return None if step is None else (few, step)
+    error = 1.25 * many.spread * (1 / few.count + 1 / many.count) ** 0.5
+    chance = CURVE_SPREADS * (1 + SURE * (1 / few.count + 1 / many.count) ** 0.5)
+    best, nearest = None, NEAR * many.spread + SURE * (error + between)
+    for step in CURVES:
+        assert step.curve is not None
+        with np.errstate(all="ignore"):
+            low, middle, high = np.sort(np.log(step.curve(quartiles)) if logged else step.curve(quartiles)).tolist()
+        spread = (high - low) / NORMAL_QUARTILES
+        if np.isfinite(spread) and 1 / chance < spread / many.spread < chance and abs(middle - many.middle) < nearest:
+            best, nearest = step, abs(middle - many.middle)
+    return best
 
 
 def _step(few: _Side, many: _Side, logged: bool, apart: float, between: float = 0.0) -> UnitStep | None:
@@ -337,4 +386,4 @@ def examined_rows(count: int) -> Array:
 
 def shown_step(step: UnitStep) -> str:
     """A step in words, for a remark."""
-    return step.words if step.offset or step.factor < 0 else f"about {step.factor:g} times, such as {step.words}"
+    return step.words if step.curve or step.offset or step.factor < 0 else f"about {step.factor:g} times, such as {step.words}"
