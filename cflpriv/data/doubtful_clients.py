@@ -12,7 +12,7 @@ from ..types import Array
 from .columns import cell_name
 from .doubtful_runs import filled_in
 from .doubtful_swaps import exchanged, exchanged_rows
-from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, shown_step, values_of_clients
+from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, clients_apart, shown_step, values_of_clients
 
 __all__ = ["client_remarks"]
 
@@ -47,22 +47,31 @@ def client_remarks(
         some = ", ".join(repr(names[client]) for client in few[:MOST_NAMED]) + (", …" if len(few) > MOST_NAMED else "")
         return f"client{'s' if len(few) > 1 else ''} {some}"
 
+    apart: dict[str, tuple[int, ...]] = {}
     of_columns = {name: values_of_clients(values, clients) for name, values in numbers.items()}
     for name, values in of_columns.items():
-        if found := client_units(values):
-            mixed = found[0]
+        for mixed in (units := client_units(values)):
             words = f"the values of {shown(mixed.clients)} differ from those of all others by {shown_step(mixed.step)}"
             (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
-        elif (scored := _standardised(values)) is not None:
+        if units:
+            continue
+        if (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
+        elif odd := clients_apart(values):
+            apart[name] = odd
         if (filled := filled_in(values)) is not None:
             often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
             notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
+    for name, odd in apart.items():
+        if not any(set(odd) & set(others) for other, others in apart.items() if other != name):
+            words = f"the values of {shown(odd)} are far from those of all others, and those of no other column are"
+            notes.append(f"column {name!r}: {words}; is it another unit, an offset, or a group of clients?")
+    sizes = np.diff(np.append(begins, len(order)))
     for name, codes in numbers.items():
-        still = np.flatnonzero(np.minimum.reduceat(codes[order], begins) == np.maximum.reduceat(codes[order], begins))
-        sizes = np.diff(np.append(begins, len(order)))
+        by_client = codes[order]
+        still = np.flatnonzero(np.minimum.reduceat(by_client, begins) == np.maximum.reduceat(by_client, begins))
         if 0 < len(still) <= MINORITY * len(begins) and sizes[still].min() >= FEWEST_ROWS and len(np.unique(codes)) > MOST_CODES:
-            odd, value = clients[order][begins[still]].tolist(), float(codes[order][begins[still[0]]])
+            odd, value = clients[order][begins[still]].tolist(), float(by_client[begins[still[0]]])
             if (codes == value).sum() <= sizes[still].sum() + RARE * len(codes):
                 notes.append(f"column {name!r}: all values of {shown(odd)} are {value:g}, and those of others differ")
     for name, cells in columns.items():
@@ -81,18 +90,15 @@ def client_remarks(
 
 def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) -> tuple[int, str, str] | None:
     """A client with codes that nobody else has, or those of others moved by 1, where all others have the same; None if there is none."""
-    sets: dict[int, set[Any]] = {}
     if numbers is not None and (len(np.unique(numbers[:1000])) > MOST_CODES or not np.isfinite(numbers).all()):
         return None
     counts = np.bincount(clients)
-    different = set[Any]()
-    values: Sequence[Any] = cells if numbers is None else numbers.tolist()
-    for value, client in zip(values, clients.tolist(), strict=True):
-        if value not in different:
-            different.add(value)
-            if len(different) > 2 * MOST_CODES:
-                return None
+    pairs = _text_codes(cells, clients) if numbers is None else _number_codes(numbers, clients)
+    sets: dict[int, set[Any]] = {}
+    for client, value in pairs:
         sets.setdefault(client, set()).add(value)
+    if not sets:
+        return None
     kinds = [frozenset(found) for found in sets.values()]
     usual = max(kinds, key=kinds.count)
     odd = [client for client, found in sets.items() if found != usual]
@@ -104,6 +110,27 @@ def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) ->
         return None
     its, others = (", ".join(repr(cell_name(value)) for value in sorted(codes, key=str)) for codes in (own, usual))
     return odd[0], its, others
+
+
+def _text_codes(cells: Sequence[Any], clients: Array) -> Collection[tuple[int, Any]]:
+    """The pairs of client and cell that occur; none if there are more than twice `MOST_CODES` cells."""
+    different, pairs = set[Any](), set[tuple[int, Any]]()
+    for value, client in zip(cells, clients.tolist(), strict=True):
+        if value not in different:
+            different.add(value)
+            if len(different) > 2 * MOST_CODES:
+                return ()
+        pairs.add((client, value))
+    return pairs
+
+
+def _number_codes(numbers: Array, clients: Array) -> Collection[tuple[int, Any]]:
+    """The same for numbers."""
+    levels, places = np.unique(numbers, return_inverse=True)
+    if len(levels) > 2 * MOST_CODES:
+        return ()
+    both = np.unique(clients * len(levels) + places)
+    return list(zip((both // len(levels)).tolist(), levels[both % len(levels)].tolist(), strict=True))
 
 
 def _standardised(own: ClientValues) -> int | None:

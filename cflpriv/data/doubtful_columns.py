@@ -17,7 +17,7 @@ from .doubtful_clients import client_remarks
 from .doubtful_relations import relation_notes
 from .doubtful_runs import repeated_in_a_run
 from .doubtful_units import mixed_units, shown_step
-from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, zeros_apart
+from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, thousands, zeros_apart
 
 __all__ = ["Remarks", "column_remarks", "is_filler_date"]
 
@@ -168,6 +168,9 @@ def _value_remarks(numbers: Numbers) -> tuple[list[str], list[str]]:
     if (coded := missing_code(numbers)) is not None:
         codes = " or ".join(f"{code:g}" for code in coded[0])
         return [f"{codes} occurs {coded[1]} times, and no other value is negative; {blank}"], []
+    if dotted := thousands(numbers):
+        some = next(value for value in numbers.levels.tolist() if value != np.trunc(value))
+        return [f"{dotted} values have three decimals that continue the whole ones as thousands; is {some:g} meant as {1000 * some:.0f}?"], []
     if far := far_values(numbers):
         some = " and ".join(f"{value:g}" for value in sorted(set(far)))
         return [f"{some} is far beyond all other values, which then differ little; is it a slip, or another unit?"], []
@@ -226,7 +229,7 @@ def _decides(values: Array, labels: Array) -> bool:
 
 def _counts_rows(values: Array, clients: Array) -> bool:
     """Whether each client's values, of `FEW` rows at least, are 0, 1, 2, … or 1, 2, 3, …"""
-    if not np.isfinite(values).all():
+    if values.min() not in (0, 1) or not np.array_equal(values, np.trunc(values)):  # neither holds of NaN
         return False
     for client in np.unique(clients):
         own = np.sort(values[clients == client])

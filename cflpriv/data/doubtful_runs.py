@@ -39,11 +39,14 @@ class Repeated:
 def repeated_in_a_run(values: Array, begins: Array) -> list[Repeated]:
     """Values that fill a long run of rows of a client of a column (rows,), sorted by clients, which begin at `begins`; not all its rows."""
     n = len(values)
-    ends = np.flatnonzero(np.append(values[1:] != values[:-1], True) | np.isin(np.arange(n), begins - 1))
+    last = np.append(values[1:] != values[:-1], True)
+    last[begins[1:] - 1] = True
+    ends = np.flatnonzero(last)
     lengths = np.diff(ends, prepend=-1)
     if lengths.max(initial=0) < FEWEST_RUN or len(lengths) < 2:
         return []
-    order = np.argsort(-lengths, kind="stable")[: MOST_RUNS + 1]
+    some = np.argpartition(-lengths, min(MOST_RUNS, len(lengths) - 1))[: MOST_RUNS + 1]
+    order = some[np.argsort(-lengths[some], kind="stable")]
     sizes = np.diff(np.append(begins, n))
     steps = np.diff(values)
     steps = steps[steps != 0]

@@ -7,13 +7,14 @@ between the sides, neither the label nor another column, as it would if the hump
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "bunches", "client_units", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
+__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "bunches", "client_units", "clients_apart", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     rows = examined_rows(len(column))
     rows = rows[np.isfinite(column[rows])]
     order = np.argsort(column[rows])
+    levels = int((np.diff(column[rows][order]) > 0).sum()) + 1
     order = order[np.argsort(clients[rows][order], kind="stable")]
     values, owners = column[rows][order], clients[rows][order]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -186,7 +188,7 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     ends = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
     begins, sizes = begins[large], sizes[large]
     quartiles = np.stack([values[begins + sizes * k // 4] for k in (1, 2, 3)], axis=1)
-    return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], len(np.unique(values)), ends)
+    return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], levels, ends)
 
 
 def client_units(own: ClientValues) -> list[Mixed]:
@@ -206,6 +208,26 @@ def bunches(middles: Array, spreads: Array) -> tuple[Array, list[Array]]:
     parts = np.split(order, np.flatnonzero(wide) + 1)
     most = max(range(len(parts)), key=lambda place: len(parts[place]))
     return parts[most], [part for place, part in enumerate(parts) if place != most]
+
+
+def clients_apart(own: ClientValues) -> tuple[int, ...]:
+    """A minority of clients whose values are far from those of all others, which are alike; none if there are none.
+
+    That m medians of one distribution lie together, within 1/g of the gap to others, has a probability that falls as g^-(m - 1). So g depends
+    on m: clients whose medians are drawn from one normal distribution are named with a probability below 2e-3 a column.
+    """
+    if len(own.clients) <= FEWEST_CLIENTS:
+        return ()
+    for logged in (True, False) if own.least.min() > 0 else (False,):
+        middles, spreads = own.in_scale(logged)
+        many, others = bunches(middles, spreads)
+        few = np.concatenate([np.zeros(0, int), *others])
+        if not 0 < len(few) <= MINORITY * len(middles) or spreads[many].min() <= 0:
+            continue
+        gap = float(np.abs(middles[few][:, None] - middles[many]).min())
+        if gap > max(CLIENT_APART * float(np.median(spreads)), 3 * 90 ** (1 / (len(many) - 1)) * float(np.ptp(middles[many]))):
+            return tuple(own.clients[few].tolist())
+    return ()
 
 
 def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]]:
@@ -377,11 +399,12 @@ def related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     return variance > 0 and abs(total) > RELATED * variance**0.5
 
 
+@lru_cache(4)
 def examined_rows(count: int) -> Array:
-    """The rows that are examined, in their order."""
-    if count <= MOST_ROWS:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+    """The rows that are examined, in their order. The array cannot be written to."""
+    rows = np.arange(count) if count <= MOST_ROWS else np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+    rows.setflags(write=False)
+    return rows
 
 
 def shown_step(step: UnitStep) -> str:
