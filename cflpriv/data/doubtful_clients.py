@@ -11,7 +11,7 @@ import numpy as np
 from ..types import Array
 from .columns import cell_name
 from .doubtful_runs import filled_in
-from .doubtful_swaps import exchanged, exchanged_rows
+from .doubtful_swaps import exchanged
 from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, clients_apart, shown_step, values_of_clients
 
 __all__ = ["client_remarks"]
@@ -26,16 +26,16 @@ MOST_NAMED = 3
 
 
 def client_remarks(
-    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], labels: Array, clients: Array, names: Sequence[str],
-    own: Collection[str],
+    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], clients: Array, names: Sequence[str], own: Collection[str],
+    swapped: Sequence[tuple[tuple[str, str], int, int]] = (),
 ) -> tuple[list[str], list[str]]:  # fmt: skip
     """Warnings and notes of what a few clients write otherwise than all others.
 
     Args:
-        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. labels: classes by number, or numbers (rows,).
-        clients: each row's client (rows,).
+        columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. clients: each row's client (rows,).
         names: the clients' names, by number.
         own: columns that each client standardises by its own rows, where a unit makes no difference.
+        swapped: pairs of columns, a client, and its rows where the two look exchanged.
     """
     warnings, notes = list[str](), list[str]()
     order = np.argsort(clients, kind="stable")
@@ -57,14 +57,14 @@ def client_remarks(
             continue
         if (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
-        elif odd := clients_apart(values):
-            apart[name] = odd
+        elif few := clients_apart(values):
+            apart[name] = few
         if (filled := filled_in(values)) is not None:
             often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
             notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
-    for name, odd in apart.items():
-        if not any(set(odd) & set(others) for other, others in apart.items() if other != name):
-            words = f"the values of {shown(odd)} are far from those of all others, and those of no other column are"
+    for name, few in apart.items():
+        if not any(set(few) & set(others) for other, others in apart.items() if other != name):
+            words = f"the values of {shown(few)} are far from those of all others, and those of no other column are"
             notes.append(f"column {name!r}: {words}; is it another unit, an offset, or a group of clients?")
     sizes = np.diff(np.append(begins, len(order)))
     for name, codes in numbers.items():
@@ -82,7 +82,7 @@ def client_remarks(
     notes += [f"columns {', '.join(map(repr, some))} of {shown([client])} look as if they were exchanged" for some, client in whole]
     notes += [
         f"columns {first!r}, {second!r} of {shown([client])} look as if they were exchanged in {count} rows"
-        for (first, second), client, count in exchanged_rows(numbers, labels, clients)
+        for (first, second), client, count in swapped
         if not any(client == other and {first, second} & set(some) for some, other in whole)
     ]
     return warnings, notes

@@ -20,7 +20,8 @@ FALSE_ALARM = 1e-3
 MOST_COLUMNS, MOST_CLIENTS, MOST_KINDS = 64, 200, 20
 FEWEST_ROWS, ROWS_A_COLUMN = 20, 5
 """A client is examined with so many rows, and so many for each column."""
-FEWEST_OTHERS = 3
+FEWEST_OTHERS, MOST_EXAMINED = 3, 0.9
+"""Clients beside one that is unlike them, and the share of all clients that are examined: "all others" would else be a few."""
 AGREED, STRANGE = 0.5, 0.15
 """Correlations of labels with what the other clients' columns say of them: all others have more than the first, a strange client less
 than the second. Among 20 rows or more of a client like all others, half of that correlation would be a chance of less than 1 %."""
@@ -69,7 +70,7 @@ def relation_notes(numbers: Mapping[str, Array], labels: Array, clients: Array |
         return []
     if _unrelated(parts, len(columns)):
         return ["no column of numbers, nor a weighted sum of them, has to do with the label; are the labels those of the rows?"]
-    if len(parts) <= FEWEST_OTHERS:
+    if len(parts) <= FEWEST_OTHERS or len(parts) < MOST_EXAMINED * min(MOST_CLIENTS, len(np.unique(owners))):
         return []
     if (odd := _strange(parts, len(columns))) is not None:
         return [f"the labels of client {names[odd]!r} do not follow the columns as those of all others do; are they its own, or exchanged?"]

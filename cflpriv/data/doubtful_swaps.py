@@ -131,7 +131,7 @@ def _alike(a: _Usual, b: _Usual) -> Array:
 def _as_usual(values: Array, other: _Usual) -> bool:
     """Whether values are like the usual ones of another column, in place and in spread."""
     low, middle, high = np.quantile((values - other.middle) / other.spread, (0.25, 0.5, 0.75)).tolist()
-    return abs(middle) < AGREED and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER
+    return bool(abs(middle) < AGREED and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
 
 
 def _more_than_others(counts: Array, sizes: Array, chance: float) -> Array | None:

@@ -14,7 +14,20 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "bunches", "client_units", "clients_apart", "examined_rows", "mixed_units", "related", "shown_step", "values_of_clients"]
+__all__ = [
+    "UNITS",
+    "ClientValues",
+    "Mixed",
+    "UnitStep",
+    "bunches",
+    "client_units",
+    "clients_apart",
+    "examined_rows",
+    "mixed_units",
+    "related",
+    "shown_step",
+    "values_of_clients",
+]
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,8 @@ CURVES = (
     UnitStep(1.0, 0.0, "numbers and their logarithms to base 10", np.log10),
     UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.exp2),
     UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.log2),
-    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.expm1), UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.log1p),
+    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.expm1),
+    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.log1p),
     UnitStep(1.0, 0.0, "numbers and their squares", np.square), UnitStep(1.0, 0.0, "numbers and their squares", np.sqrt),
     UnitStep(1.0, 0.0, "numbers and their reciprocals", np.reciprocal),
 )  # fmt: skip
@@ -213,8 +227,8 @@ def bunches(middles: Array, spreads: Array) -> tuple[Array, list[Array]]:
 def clients_apart(own: ClientValues) -> tuple[int, ...]:
     """A minority of clients whose values are far from those of all others, which are alike; none if there are none.
 
-    That m medians of one distribution lie together, within 1/g of the gap to others, has a probability that falls as g^-(m - 1). So g depends
-    on m: clients whose medians are drawn from one normal distribution are named with a probability below 2e-3 a column.
+    That m medians of one distribution lie within 1/g of the gap to others has a probability that falls as g^-(m - 1). So g depends on m:
+    clients whose medians are drawn from one normal distribution are named with a probability below 4e-3 a column (3e-3 in trials).
     """
     if len(own.clients) <= FEWEST_CLIENTS:
         return ()
