@@ -19,7 +19,7 @@ __all__ = ["relation_notes"]
 FALSE_ALARM = 1e-3
 MOST_COLUMNS, MOST_CLIENTS, MOST_KINDS = 64, 200, 20
 FEWEST_ROWS, ROWS_A_COLUMN = 20, 5
-"""A client is examined with so many rows, and so many for each column."""
+"""A client is examined with so many rows; with so many for each column its own fit is, too."""
 FEWEST_OTHERS, MOST_EXAMINED = 3, 0.9
 """Clients beside one that is unlike them, and the share of all clients that are examined: "all others" would else be a few."""
 AGREED, STRANGE = 0.5, 0.15
@@ -63,12 +63,13 @@ def relation_notes(numbers: Mapping[str, Array], labels: Array, clients: Array |
     parts = []
     for i, j in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
         rows = order[i:j]
-        if len(rows) >= max(FEWEST_ROWS, ROWS_A_COLUMN * len(columns)) and truth[rows].std(0).max() > 0:
+        if len(rows) >= FEWEST_ROWS and truth[rows].std(0).max() > 0:
             both = np.concatenate([_centred(x[rows]), _centred(truth[rows], scale=len(kinds) > MOST_KINDS)], axis=1)
             parts.append(_Part(int(owners[rows[0]]), len(rows), both.T @ both))
-    if not parts:
+    fitted = [part for part in parts if part.rows >= ROWS_A_COLUMN * len(columns)]
+    if not fitted:
         return []
-    if _unrelated(parts, len(columns)):
+    if _unrelated(fitted, len(columns)):
         return ["no column of numbers, nor a weighted sum of them, has to do with the label; are the labels those of the rows?"]
     if len(parts) <= FEWEST_OTHERS or len(parts) < MOST_EXAMINED * min(MOST_CLIENTS, len(np.unique(owners))):
         return []

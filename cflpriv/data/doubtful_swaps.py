@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..types import Array
-from .doubtful_units import FEWEST_CLIENTS, MINORITY, NORMAL_QUARTILES, ClientValues, examined_rows, related
+from .doubtful_units import FEWEST_CLIENTS, NORMAL_QUARTILES, ClientValues, examined_rows, related
 
 __all__ = ["exchanged", "exchanged_rows"]
 
@@ -66,7 +66,7 @@ class _FarColumn:
 
 
 def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) -> list[tuple[tuple[str, str], int, int]]:
-    """Two columns, a client, and how many of its rows look as if the two were exchanged in them.
+    """Two columns, a client, and how many of its rows look as if the two were exchanged in them. No column is in two such pairs.
 
     Args:
         numbers: columns of numbers (rows,), NaN for blanks. labels: classes by number, or numbers (rows,). clients: each row's client.
@@ -94,12 +94,12 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
             odd = _more_than_others(counts, sizes, chance)
             if odd is None:
                 continue
-            side = here.astype(bool) & np.isin(owners, owners[begins[odd]])
+            side = here.astype(bool) & (owners == owners[begins[odd]])
             if not (_as_usual(a.values[side], b) and _as_usual(b.values[side], a)):
                 continue
             if not related(side, np.ones(len(rows), bool), labels[rows], bounds):
-                found += [((first, second), int(owners[begins[client]]), int(counts[client])) for client in odd.tolist()]
-    return found
+                found.append(((first, second), int(owners[begins[odd]]), int(counts[odd])))
+    return [one for one in found if not any(one is not other and set(one[0]) & set(other[0]) for other in found)]
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,11 @@ def _as_usual(values: Array, other: _Usual) -> bool:
     return bool(abs(middle) < AGREED and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
 
 
-def _more_than_others(counts: Array, sizes: Array, chance: float) -> Array | None:
-    """The few clients with more such rows than the largest share at the others explains by chance, a logarithm; None if there are none."""
-    shares = counts / sizes
-    order = np.argsort(-shares)
-    for few in range(max(1, int(MINORITY * len(order))), 0, -1):
-        odd, rest = order[:few], order[few:]
-        share = float(((counts[rest] + 1) / (sizes[rest] + 2)).max())
-        own = shares[odd]
-        if counts[odd].min() < FEWEST_ROWS or own.min() < max(SHARE, 2 * share):
-            continue
-        bound = own * np.log(own / share) + (1 - own) * np.log(np.maximum(1 - own, 1e-300) / (1 - share))
-        if (-sizes[odd] * bound < chance).all():
-            return odd
-    return None
+def _more_than_others(counts: Array, sizes: Array, chance: float) -> int | None:
+    """The one client with more such rows than the largest share at the others explains by chance, a logarithm; None if there is none."""
+    odd = int(np.argmax(counts / sizes))
+    share, own = float(np.delete((counts + 1) / (sizes + 2), odd).max()), float(counts[odd] / sizes[odd])
+    if counts[odd] < FEWEST_ROWS or own < max(SHARE, 2 * share):
+        return None
+    bound = own * np.log(own / share) + (1 - own) * np.log(max(1 - own, 1e-300) / (1 - share))
+    return odd if -sizes[odd] * bound < chance else None
