@@ -245,7 +245,10 @@ def clients_apart(own: ClientValues) -> tuple[int, ...]:
 
 
 def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]]:
-    """Clients, by place, whose medians are apart from those of all others by the step of a unit, and the step."""
+    """Clients, by place, whose medians are apart from those of all others by the step of a unit, and the step.
+
+    If clients are apart by no such step, the column differs among clients, and no step means anything.
+    """
     middles, spreads = own.in_scale(logged)
     many, others = bunches(middles, spreads)
     if sum(map(len, others)) > MOST_ODD * len(middles) or len(many) < 2:
@@ -255,12 +258,13 @@ def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]
     for few in others:
         gap = max(middles[few].min() - middles[many].max(), middles[many].min() - middles[few].max())
         if gap < 3 * max(np.ptp(middles[few]), np.ptp(middles[many])):
-            continue
+            return []
         odd = _Side(float(np.median(middles[few])), float(np.median(spreads[few])), int(own.sizes[few].sum()))
         between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
         step = _step(odd, rest, logged, CLIENT_APART, between) or _curve(np.median(own.quartiles[few], axis=0), odd, rest, logged, between)
-        if step is not None and (len(others) == 1 or len(few) < len(many)) and _sure(step, len(few), len(middles)):
-            found.append((few, step))
+        if step is None or not _sure(step, sum(map(len, others)), len(middles)):
+            return []
+        found.append((few, step))
     return found
 
 
