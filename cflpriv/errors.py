@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from .protocols.errors import BudgetExceeded, TooFewClients
 
 __all__ = [
-    "BudgetExceeded", "CallbackFailed", "CflprivWarning", "InputError", "InputWarning", "TooFewClients", "TrainingDiverged",
+    "BudgetExceeded", "CallbackFailed", "CflprivWarning", "DataWarning", "InputError", "InputWarning", "TooFewClients", "TrainingDiverged",
     "WorkerLost", "near", "warn_in_lines", "warning_words",
     "out_of_memory", "unknown_key",
 ]  # fmt: skip
@@ -47,6 +47,10 @@ class CflprivWarning(UserWarning):
 
 class InputWarning(CflprivWarning):
     """A doubt about a run's settings, data or model, which its summary has, too."""
+
+
+class DataWarning(InputWarning):
+    """A doubt about data with less evidence, which the summary has among its notes. `ClusteredFL.fit` gives it, once each."""
 
 
 def warn_in_lines() -> None:

@@ -101,7 +101,8 @@ class Population:
 
     `groups` is for scoring only and never reaches a federation; without `groups_known` its numbers mean nothing.
     `mean` and `std` are for the input of a model (one value a channel).
-    `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data.
+    `notes` are sentences for the report: what was substituted, what is missing. `warnings` say what may be wrong with the data, and so do
+    `doubts`, with less evidence; these are among the notes.
     `class_names` are the names of the classes, in their order, where the data have names; `feature_columns` the columns of a table whose
     numbers are the features, `client_names` the names of a table's clients, by their ids. Where labels are numbers, `label_range` is
     the public [low, high] that −1 and 1 stand for, and `classes` is 1, the number of outputs. `moments` are, by client, the mean and the
@@ -124,6 +125,7 @@ class Population:
     moments: Mapping[int, tuple[Array, Array]] = field(default_factory=dict)
     groups_known: bool = True
     changes: tuple[DataChange, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

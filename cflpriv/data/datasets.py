@@ -39,8 +39,8 @@ class Dataset:
     client of each sample where the file knows it, `kinds_train`, `kinds_test` (n,) int64 its group; `label_kinds` (classes,) the kind that
     each label belongs to (superclass, alphabet), -1 where unknown, if the data set has kinds. With `scaling`, x has any range,
     may be float64, and is scaled when it is divided among clients. `warnings` say what may be wrong with the data although they can be
-    used. `periods_train`, `periods_test` (n,) int64: the period of each sample, from 0, where time is divided. Treat the arrays as
-    read-only.
+    used; `doubts` are those of the notes that say it, too. `periods_train`, `periods_test` (n,) int64: the period of each sample, from 0,
+    where time is divided. Treat the arrays as read-only.
 
     Raises `InputError` naming the first bad value.
     """
@@ -67,6 +67,7 @@ class Dataset:
     label_range: tuple[float, ...] = ()
     periods_train: Array | None = None
     periods_test: Array | None = None
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y, owners in (

@@ -4,21 +4,21 @@ Clients differ, and that is what groups are found by. So a remark needs that all
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..types import Array
 from .columns import cell_name
-from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, shown_step, values_of_clients
+from .doubtful_runs import filled_in
+from .doubtful_swaps import exchanged
+from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, clients_apart, shown_step, values_of_clients
 
 __all__ = ["client_remarks"]
 
 MOST_CODES, FEWEST_ROWS = 12, 20
 """A column with more different values has no codes; a client with fewer rows may lack a code by chance."""
-FAR, AGREED, ALIKE = 2.0, 1.0, 0.5
-"""In deviations: exchanged columns are so far from those of others, others agree to so much, and exchanged back they are so near."""
+ALIKE = 0.5
 RARE = 0.05
 """A client may have one value only by chance if this share of all rows has it."""
 FAR_FROM_0 = 5.0
@@ -26,14 +26,16 @@ MOST_NAMED = 3
 
 
 def client_remarks(
-    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], clients: Array, names: Sequence[str], own: Collection[str]
-) -> tuple[list[str], list[str]]:
+    columns: Mapping[str, Sequence[Any]], numbers: Mapping[str, Array], clients: Array, names: Sequence[str], own: Collection[str],
+    swapped: Sequence[tuple[tuple[str, str], int, int]] = (),
+) -> tuple[list[str], list[str]]:  # fmt: skip
     """Warnings and notes of what a few clients write otherwise than all others.
 
     Args:
         columns: cells of columns. numbers: those of numbers (rows,), NaN for blanks. clients: each row's client (rows,).
         names: the clients' names, by number.
         own: columns that each client standardises by its own rows, where a unit makes no difference.
+        swapped: pairs of columns, a client, and its rows where the two look exchanged.
     """
     warnings, notes = list[str](), list[str]()
     order = np.argsort(clients, kind="stable")
@@ -45,45 +47,58 @@ def client_remarks(
         some = ", ".join(repr(names[client]) for client in few[:MOST_NAMED]) + (", …" if len(few) > MOST_NAMED else "")
         return f"client{'s' if len(few) > 1 else ''} {some}"
 
+    apart: dict[str, tuple[int, ...]] = {}
     of_columns = {name: values_of_clients(values, clients) for name, values in numbers.items()}
     for name, values in of_columns.items():
-        if (mixed := client_units(values)) is not None:
+        for mixed in (units := client_units(values)):
             words = f"the values of {shown(mixed.clients)} differ from those of all others by {shown_step(mixed.step)}"
             (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
-        elif (scored := _standardised(values)) is not None:
+        if units:
+            continue
+        if (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
+        elif few := clients_apart(values):
+            apart[name] = few
+        if (filled := filled_in(values)) is not None:
+            often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
+            notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
+    for name, few in apart.items():
+        if not any(set(few) & set(others) for other, others in apart.items() if other != name):
+            words = f"the values of {shown(few)} are far from those of all others, and those of no other column are"
+            notes.append(f"column {name!r}: {words}; is it another unit, an offset, or a group of clients?")
+    sizes = np.diff(np.append(begins, len(order)))
     for name, codes in numbers.items():
-        still = np.flatnonzero(np.minimum.reduceat(codes[order], begins) == np.maximum.reduceat(codes[order], begins))
-        sizes = np.diff(np.append(begins, len(order)))
+        by_client = codes[order]
+        still = np.flatnonzero(np.minimum.reduceat(by_client, begins) == np.maximum.reduceat(by_client, begins))
         if 0 < len(still) <= MINORITY * len(begins) and sizes[still].min() >= FEWEST_ROWS and len(np.unique(codes)) > MOST_CODES:
-            odd, value = clients[order][begins[still]].tolist(), float(codes[order][begins[still[0]]])
+            odd, value = clients[order][begins[still]].tolist(), float(by_client[begins[still[0]]])
             if (codes == value).sum() <= sizes[still].sum() + RARE * len(codes):
                 notes.append(f"column {name!r}: all values of {shown(odd)} are {value:g}, and those of others differ")
     for name, cells in columns.items():
         if (odd := _other_codes(cells, numbers.get(name), clients)) is not None:
             client, its, usual = odd
             notes.append(f"column {name!r}: {shown([client])} has {its}, and all others have {usual}; are they codes of the same?")
+    whole = exchanged(of_columns)
+    notes += [f"columns {', '.join(map(repr, some))} of {shown([client])} look as if they were exchanged" for some, client in whole]
     notes += [
-        f"columns {', '.join(map(repr, exchanged))} of {shown([client])} look as if they were exchanged"
-        for exchanged, client in _exchanged(of_columns)
+        f"columns {first!r}, {second!r} of {shown([client])} look as if they were exchanged in {count} rows"
+        for (first, second), client, count in swapped
+        if not any(client == other and {first, second} & set(some) for some, other in whole)
     ]
     return warnings, notes
 
 
 def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) -> tuple[int, str, str] | None:
     """A client with codes that nobody else has, or those of others moved by 1, where all others have the same; None if there is none."""
-    sets: dict[int, set[Any]] = {}
     if numbers is not None and (len(np.unique(numbers[:1000])) > MOST_CODES or not np.isfinite(numbers).all()):
         return None
     counts = np.bincount(clients)
-    different = set[Any]()
-    values: Sequence[Any] = cells if numbers is None else numbers.tolist()
-    for value, client in zip(values, clients.tolist(), strict=True):
-        if value not in different:
-            different.add(value)
-            if len(different) > 2 * MOST_CODES:
-                return None
+    pairs = _text_codes(cells, clients) if numbers is None else _number_codes(numbers, clients)
+    sets: dict[int, set[Any]] = {}
+    for client, value in pairs:
         sets.setdefault(client, set()).add(value)
+    if not sets:
+        return None
     kinds = [frozenset(found) for found in sets.values()]
     usual = max(kinds, key=kinds.count)
     odd = [client for client, found in sets.items() if found != usual]
@@ -97,6 +112,27 @@ def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) ->
     return odd[0], its, others
 
 
+def _text_codes(cells: Sequence[Any], clients: Array) -> Collection[tuple[int, Any]]:
+    """The pairs of client and cell that occur; none if there are more than twice `MOST_CODES` cells."""
+    different, pairs = set[Any](), set[tuple[int, Any]]()
+    for value, client in zip(cells, clients.tolist(), strict=True):
+        if value not in different:
+            different.add(value)
+            if len(different) > 2 * MOST_CODES:
+                return ()
+        pairs.add((client, value))
+    return pairs
+
+
+def _number_codes(numbers: Array, clients: Array) -> Collection[tuple[int, Any]]:
+    """The same for numbers."""
+    levels, places = np.unique(numbers, return_inverse=True)
+    if len(levels) > 2 * MOST_CODES:
+        return ()
+    both = np.unique(clients * len(levels) + places)
+    return list(zip((both // len(levels)).tolist(), levels[both % len(levels)].tolist(), strict=True))
+
+
 def _standardised(own: ClientValues) -> int | None:
     """The one client whose values have a median near 0 and a deviation near 1, far from those of all others; None if there is none."""
     if len(own.clients) <= FEWEST_CLIENTS:
@@ -105,40 +141,3 @@ def _standardised(own: ClientValues) -> int | None:
     scored = (np.abs(middles) < ALIKE) & (spreads > 0.6) & (spreads < 1.6)
     others = own.quartiles[~scored]
     return int(own.clients[scored][0]) if scored.sum() == 1 and (others[:, 0] > FAR_FROM_0).all() else None
-
-
-def _exchanged(of_columns: Mapping[str, ClientValues]) -> list[tuple[tuple[str, ...], int]]:
-    """Columns and a client whose values of each are like those that others have of another of them, and unlike those of the same."""
-    far: dict[int, list[_FarColumn]] = {}
-    for name, own in of_columns.items():
-        if len(own.clients) <= FEWEST_CLIENTS:
-            continue
-        middles, spreads = own.in_scale(logged=False)
-        usual, spread = float(np.median(middles)), float(np.median(spreads))
-        apart = np.abs(middles - usual) / spread if spread > 0 else np.zeros(len(middles))
-        odd = int(np.argmax(apart))
-        if apart[odd] > FAR and np.delete(apart, odd).max() < AGREED:
-            column = _FarColumn(name, float(middles[odd]), float(spreads[odd]), float(np.median(np.delete(middles, odd))), spread)
-            far.setdefault(int(own.clients[odd]), []).append(column)
-    found = []
-    for client, columns in far.items():
-        like = [[place for place, other in enumerate(columns) if other is not column and column.is_like(other)] for column in columns]
-        if len(columns) > 1 and all(like) and len({place for places in like for place in places}) == len(columns):
-            found.append((tuple(column.name for column in columns), client))
-    return found
-
-
-@dataclass(frozen=True)
-class _FarColumn:
-    """The median and deviation of one client's values of a column, and those usual at others."""
-
-    name: str
-    middle: float
-    spread: float
-    usual: float
-    usual_spread: float
-
-    def is_like(self, other: "_FarColumn") -> bool:
-        """Whether the client's values of this column are as others' values of another column."""
-        near = abs(self.middle - other.usual) < ALIKE * other.usual_spread
-        return near and other.usual_spread / 2 < self.spread < 2 * other.usual_spread

@@ -14,9 +14,11 @@ from ..types import Array
 from .class_names import accidental_pairs, same_name
 from .columns import cell_name, nested, shown
 from .doubtful_clients import client_remarks
-from .doubtful_labels import label_notes
+from .doubtful_relations import relation_notes
+from .doubtful_runs import repeated_in_a_run
+from .doubtful_swaps import exchanged_rows
 from .doubtful_units import mixed_units, shown_step
-from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, stuck, zeros_apart
+from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, thousands, zeros_apart
 
 __all__ = ["Remarks", "column_remarks", "is_filler_date"]
 
@@ -66,62 +68,91 @@ def column_remarks(
         client: its column's name, the number of each row's client (rows,), None without clients, and the clients' names.
         own: columns that each client standardises by its own rows.
     """
-    warnings, notes = list[str](), list[str]()
-    numbered = {**numbers, label[0]: label[1]} if label[2] else numbers
-    for name, column in numbered.items():
-        there = np.isfinite(column)
-        finite = Numbers(column[there])
-        warned, noted = _value_remarks(finite)
-        if warned and _of_places(column, finite, client[1]):
-            continue
-        if not warned and (still := stuck(column[there], finite)) is not None:
-            noted = [*noted, f"{still[1]} rows one after another have {still[0]:g}, and hardly a row else; did a sensor, or a copy, stop?"]
-        warnings += [f"column {name!r}: {remark}" for remark in warned]
-        notes += [f"column {name!r}: {remark}" for remark in noted]
+    warnings, notes = _remarks_of_numbers({**numbers, label[0]: label[1]} if label[2] else numbers, client)
+    swapped = [] if client[1] is None else exchanged_rows(numbers, label[1], client[1])
+    explained = {name for pair, _, _ in swapped for name in pair}
     for name, found in mixed_units(numbers, label[1], client[1]).items():
         words = f"column {name!r}: {found.count} values differ from the others by {shown_step(found.step)}"
+        if name in explained:
+            continue
         if found.sure:
             warnings.append(f"{words}, and nothing else does; bring all to one unit")
         else:
             notes.append(f"{words}; are they in another unit?")
     if client[1] is not None:
-        warned, noted = client_remarks(columns, numbers, client[1], client[2], own)
+        warned, noted = client_remarks(columns, numbers, client[1], client[2], own, swapped)
         warnings += warned
         notes += noted
-    notes += label_notes(numbers, label[1], client[1], client[2])
+    notes += relation_notes(numbers, label[1], client[1], client[2])
     for name, cells in columns.items():
-        if len(cells) < FEW or nested(cells[0]):
-            continue
-        if all(cell == cells[0] for cell in cells):
-            notes.append(f"column {name!r} has one value only, {shown(cells[0])}, so it tells nothing")
-            continue
-        values = numbers.get(name)
-        if values is not None and np.nanmax(np.abs(values), initial=0.0) > EXACT and len({*cells}) > len(np.unique(values)):
-            warnings.append(
-                f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(values))} in double precision, since they are "
-                "larger than 2^53; subtract a public number from all"
-            )
-        if _is_label(cells, values, *label[1:]):
-            warnings.append(
-                f"column {name!r} says the label {label[0]!r}: each of its values goes with one label; leave it out if it is made from "
-                "the label, or known only after it"
-            )
-        elif not label[2] and (share := _agreement(cells, label[1])):
-            notes.append(
-                f"column {name!r} says the label {label[0]!r} in {100 * share:.4g} % of the rows; leave it out if it is known only after it"
-            )
-        elif values is not None and not label[2] and _decides(values, label[1]):
-            notes.append(f"column {name!r} decides the label {label[0]!r} alone, by thresholds; leave it out if it is known only after it")
-        if values is not None and client[1] is not None and _counts_rows(values, client[1]):
-            notes.append(f"column {name!r} counts the rows of each client; leave it out if it is an index")
-        if name not in numbers and client[1] is not None and _partners(cells, client[1]):
-            warnings.append(
-                f"column {name!r} names the client: each of its values is at one client; leave it out, or models learn who somebody is"
-            )
+        warned, noted = _remarks_of_cells(name, cells, numbers.get(name), label, client[1])
+        warnings += warned
+        notes += noted
     notes += [f"columns {first!r} and {second!r} say the same in two units" for first, second in _proportional(numbers)]
     notes += [f"columns {first!r} and {second!r} are equal" for first, second in _equal(columns)]
     notes += [f"columns {first!r} and {second!r} have names that differ as by accident" for first, second in accidental_pairs(columns)]
     return Remarks(tuple(warnings), tuple(notes))
+
+
+def _remarks_of_numbers(numbers: Mapping[str, Array], client: tuple[str, Array | None, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Warnings and notes of the values of each column of numbers, by themselves and in the order of each client's rows."""
+    warnings, notes = list[str](), list[str]()
+    rows = len(next(iter(numbers.values()), ()))
+    owners = np.zeros(rows, np.int64) if client[1] is None else client[1]
+    by_client = np.argsort(owners, kind="stable")
+    begins = np.flatnonzero(np.diff(owners[by_client], prepend=-1))
+
+    def shown_client(place: int) -> str:
+        return "" if client[1] is None else f" of client {client[2][owners[by_client[begins[place]]]]!r}"
+
+    for name, column in numbers.items():
+        there = np.isfinite(column)
+        finite = Numbers(column[there])
+        warned, noted = _value_remarks(finite)
+        if warned and _of_places(column, finite, client[1]):
+            continue
+        if not warned and there.all():
+            noted += [
+                f"{run.rows} rows one after another{shown_client(run.client)} have {run.value:g}; did a sensor, or a copy, stop?"
+                for run in repeated_in_a_run(column[by_client], begins)
+            ]
+        warnings += [f"column {name!r}: {remark}" for remark in warned]
+        notes += [f"column {name!r}: {remark}" for remark in noted]
+    return warnings, notes
+
+
+def _remarks_of_cells(
+    name: str, cells: Sequence[Any], values: Array | None, label: tuple[str, Array, bool], clients: Array | None
+) -> tuple[list[str], list[str]]:
+    """Warnings and notes of the cells of a column beside the label and the client; `values` (rows,) if they are numbers."""
+    if len(cells) < FEW or nested(cells[0]):
+        return [], []
+    if all(cell == cells[0] for cell in cells):
+        return [], [f"column {name!r} has one value only, {shown(cells[0])}, so it tells nothing"]
+    warnings, notes = list[str](), list[str]()
+    if values is not None and np.nanmax(np.abs(values), initial=0.0) > EXACT and len({*cells}) > len(np.unique(values)):
+        warnings.append(
+            f"column {name!r}: {len({*cells})} different numbers are {len(np.unique(values))} in double precision, since they are "
+            "larger than 2^53; subtract a public number from all"
+        )
+    if _is_label(cells, values, *label[1:]):
+        warnings.append(
+            f"column {name!r} says the label {label[0]!r}: each of its values goes with one label; leave it out if it is made from "
+            "the label, or known only after it"
+        )
+    elif not label[2] and (share := _agreement(cells, label[1])):
+        notes.append(
+            f"column {name!r} says the label {label[0]!r} in {100 * share:.4g} % of the rows; leave it out if it is known only after it"
+        )
+    elif values is not None and not label[2] and _decides(values, label[1]):
+        notes.append(f"column {name!r} decides the label {label[0]!r} alone, by thresholds; leave it out if it is known only after it")
+    if values is not None and clients is not None and _counts_rows(values, clients):
+        notes.append(f"column {name!r} counts the rows of each client; leave it out if it is an index")
+    if values is None and clients is not None and _partners(cells, clients):
+        warnings.append(
+            f"column {name!r} names the client: each of its values is at one client; leave it out, or models learn who somebody is"
+        )
+    return warnings, notes
 
 
 def _of_places(values: Array, numbers: Numbers, clients: Array | None) -> bool:
@@ -150,6 +181,11 @@ def _value_remarks(numbers: Numbers) -> tuple[list[str], list[str]]:
     if (coded := missing_code(numbers)) is not None:
         codes = " or ".join(f"{code:g}" for code in coded[0])
         return [f"{codes} occurs {coded[1]} times, and no other value is negative; {blank}"], []
+    if dotted := thousands(numbers):
+        some = next(value for value in numbers.levels.tolist() if value != np.trunc(value))
+        return [
+            f"{dotted} values have three decimals that continue the whole ones as thousands; is {some:g} meant as {1000 * some:.0f}?"
+        ], []
     if far := far_values(numbers):
         some = " and ".join(f"{value:g}" for value in sorted(set(far)))
         return [f"{some} is far beyond all other values, which then differ little; is it a slip, or another unit?"], []
@@ -208,7 +244,7 @@ def _decides(values: Array, labels: Array) -> bool:
 
 def _counts_rows(values: Array, clients: Array) -> bool:
     """Whether each client's values, of `FEW` rows at least, are 0, 1, 2, … or 1, 2, 3, …"""
-    if not np.isfinite(values).all():
+    if values.min() not in (0, 1) or not np.array_equal(values, np.trunc(values)):  # neither holds of NaN
         return False
     for client in np.unique(clients):
         own = np.sort(values[clients == client])

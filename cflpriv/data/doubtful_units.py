@@ -5,24 +5,39 @@ like the other, in place and in spread, by the step between two units that peopl
 between the sides, neither the label nor another column, as it would if the humps were of two kinds of samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from ..types import Array
 
-__all__ = ["UNITS", "ClientValues", "Mixed", "UnitStep", "client_units", "examined_rows", "mixed_units", "shown_step", "values_of_clients"]
+__all__ = [
+    "UNITS",
+    "ClientValues",
+    "Mixed",
+    "UnitStep",
+    "bunches",
+    "client_units",
+    "clients_apart",
+    "examined_rows",
+    "mixed_units",
+    "related",
+    "shown_step",
+    "values_of_clients",
+]
 
 
 @dataclass(frozen=True)
 class UnitStep:
-    """From one unit to another: x · `factor` + `offset`."""
+    """From one unit to another: x · `factor` + `offset`, or `curve`(x), which rises or falls everywhere above 0."""
 
     factor: float
     offset: float
     words: str
+    curve: Callable[[Array], Array] | None = None
 
 
 _FACTORS = (
@@ -43,6 +58,18 @@ UNITS = (
     UnitStep(-1.0, 0.0, "the sign"),
 )  # fmt: skip
 """Steps that people make. With more of them any two levels would be a step apart."""
+CURVES = (
+    UnitStep(1.0, 0.0, "numbers and their logarithms", np.exp), UnitStep(1.0, 0.0, "numbers and their logarithms", np.log),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 10", lambda x: 10.0**x),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 10", np.log10),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.exp2),
+    UnitStep(1.0, 0.0, "numbers and their logarithms to base 2", np.log2),
+    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.expm1),
+    UnitStep(1.0, 0.0, "numbers and the logarithms of 1 more", np.log1p),
+    UnitStep(1.0, 0.0, "numbers and their squares", np.square), UnitStep(1.0, 0.0, "numbers and their squares", np.sqrt),
+    UnitStep(1.0, 0.0, "numbers and their reciprocals", np.reciprocal),
+)  # fmt: skip
+"""From a few clients' values to those of all others. They bend a distribution, so its quartiles tell them from a shift of the middle."""
 
 FEWEST, FEWEST_MANY = 3, 20
 """Rows of the smaller and of the larger side."""
@@ -75,8 +102,11 @@ FEW_ROWS = 10
 NORMAL_QUARTILES = 1.349
 """The distance between the quartiles of a normal distribution, in deviations."""
 FEWEST_CLIENTS = 3
-MINORITY = 0.4
-"""Clients in another unit are fewer than this share."""
+MINORITY, MOST_ODD = 0.4, 0.5
+"""Clients in another unit are fewer than the first share; those a hundred times apart, or in °F, at most the second."""
+FACTOR_SURE = 100
+CURVE_SPREADS = 1.3
+"""The same as `SPREADS`, for curves, of which there are more."""
 MOST_ROWS = 10_000
 """What is examined of a longer table, in its order."""
 
@@ -125,20 +155,27 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
     kinds = np.unique(labels)
     others += [labels[rows] == kind for kind in kinds] if 2 < len(kinds) <= FEW_KINDS else [labels[rows]]
     return {
-        name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= 100 or mixed.step.offset > 0))
+        name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= FACTOR_SURE or mixed.step.offset > 0))
         for name, (side, mixed) in splits.items()
-        if not any(_related(side, np.isfinite(values[name]), other, bounds) for other in others)
+        if not any(related(side, np.isfinite(values[name]), other, bounds) for other in others)
     }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ClientValues:
-    """Of each client with enough rows: its number, its least value, quartiles (clients, 3), and rows."""
+    """Of each client with enough rows: its number, its least value, quartiles (clients, 3), rows, its most frequent value, and its rows.
+
+    Of all: the number of different values, the least and the largest.
+    """
 
     clients: Array
     least: Array
     quartiles: Array
     sizes: Array
+    usual: Array
+    often: Array
+    levels: int
+    ends: tuple[float, float]
 
     def in_scale(self, logged: bool) -> tuple[Array, Array]:
         """The medians and deviations, of the values or of their logarithms."""
@@ -151,40 +188,106 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     rows = examined_rows(len(column))
     rows = rows[np.isfinite(column[rows])]
     order = np.argsort(column[rows])
+    levels = int((np.diff(column[rows][order]) > 0).sum()) + 1
     order = order[np.argsort(clients[rows][order], kind="stable")]
     values, owners = column[rows][order], clients[rows][order]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     sizes = np.diff(np.append(begins, len(owners)))
-    begins, sizes = begins[sizes >= FEW_ROWS], sizes[sizes >= FEW_ROWS]
+    firsts = np.flatnonzero(np.append(True, (values[1:] != values[:-1]) | (owners[1:] != owners[:-1]))[: len(values)])
+    counts = np.diff(np.append(firsts, len(values)))
+    at = np.searchsorted(firsts, begins)
+    often = np.maximum.reduceat(counts, at) if len(at) else counts
+    most = np.array([values[firsts[i + np.argmax(counts[i:j])]] for i, j in pairwise([*at.tolist(), len(firsts)])])
+    large = sizes >= FEW_ROWS
+    ends = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+    begins, sizes = begins[large], sizes[large]
     quartiles = np.stack([values[begins + sizes * k // 4] for k in (1, 2, 3)], axis=1)
-    return ClientValues(owners[begins], values[begins], quartiles, sizes)
+    return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], levels, ends)
 
 
-def client_units(own: ClientValues) -> Mixed | None:
-    """The few clients whose values are in another unit than those of all others; None if none are."""
+def client_units(own: ClientValues) -> list[Mixed]:
+    """The clients, fewer than all others, whose values are in another unit; several units are several entries."""
     if len(own.clients) < FEWEST_CLIENTS:
-        return None
+        return []
     for logged in (True, False) if own.least.min() > 0 else (False,):
-        found = _odd_clients(*own.in_scale(logged), own.sizes, logged)
-        if found is not None:
-            odd, step = found
-            return Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist()))
-    return None
+        if found := _odd_clients(own, logged):
+            return [Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist())) for odd, step in found]
+    return []
 
 
-def _odd_clients(middles: Array, spreads: Array, sizes: Array, logged: bool) -> tuple[Array, UnitStep] | None:
-    """Clients, by number, whose medians are apart from all others by the step of a unit, and the step."""
+def bunches(middles: Array, spreads: Array) -> tuple[Array, list[Array]]:
+    """Clients, by place, divided where their medians are apart: the most that are together, and the others."""
     order = np.argsort(middles)
-    gaps = np.diff(middles[order])
-    place = int(np.argmax(gaps)) + 1
-    low, high = order[:place], order[place:]
-    few, many = (low, high) if len(low) < len(high) else (high, low)
-    if len(few) > MINORITY * len(order) or len(many) < 2 or gaps[place - 1] < 3 * max(np.ptp(middles[few]), np.ptp(middles[many])):
+    wide = np.diff(middles[order]) > CLIENT_APART / 2 * max(float(np.median(spreads)), np.finfo(float).tiny)
+    parts = np.split(order, np.flatnonzero(wide) + 1)
+    most = max(range(len(parts)), key=lambda place: len(parts[place]))
+    return parts[most], [part for place, part in enumerate(parts) if place != most]
+
+
+def clients_apart(own: ClientValues) -> tuple[int, ...]:
+    """A minority of clients whose values are far from those of all others, which are alike; none if there are none.
+
+    That m medians of one distribution lie within 1/g of the gap to others has a probability that falls as g^-(m - 1). So g depends on m:
+    clients whose medians are drawn from one normal distribution are named with a probability below 4e-3 a column (3e-3 in trials).
+    """
+    if len(own.clients) <= FEWEST_CLIENTS:
+        return ()
+    for logged in (True, False) if own.least.min() > 0 else (False,):
+        middles, spreads = own.in_scale(logged)
+        many, others = bunches(middles, spreads)
+        few = np.concatenate([np.zeros(0, int), *others])
+        if not 0 < len(few) <= MINORITY * len(middles) or spreads[many].min() <= 0:
+            continue
+        gap = float(np.abs(middles[few][:, None] - middles[many]).min())
+        if gap > max(CLIENT_APART * float(np.median(spreads)), 3 * 90 ** (1 / (len(many) - 1)) * float(np.ptp(middles[many]))):
+            return tuple(own.clients[few].tolist())
+    return ()
+
+
+def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]]:
+    """Clients, by place, whose medians are apart from those of all others by the step of a unit, and the step.
+
+    If clients are apart by no such step, the column differs among clients, and no step means anything.
+    """
+    middles, spreads = own.in_scale(logged)
+    many, others = bunches(middles, spreads)
+    if sum(map(len, others)) > MOST_ODD * len(middles) or len(many) < 2:
+        return []
+    found = []
+    rest = _Side(float(np.median(middles[many])), float(np.median(spreads[many])), int(own.sizes[many].sum()))
+    for few in others:
+        gap = max(middles[few].min() - middles[many].max(), middles[many].min() - middles[few].max())
+        if gap < 3 * max(np.ptp(middles[few]), np.ptp(middles[many])):
+            return []
+        odd = _Side(float(np.median(middles[few])), float(np.median(spreads[few])), int(own.sizes[few].sum()))
+        between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
+        step = _step(odd, rest, logged, CLIENT_APART, between) or _curve(np.median(own.quartiles[few], axis=0), odd, rest, logged, between)
+        if step is None or not _sure(step, sum(map(len, others)), len(middles)):
+            return []
+        found.append((few, step))
+    return found
+
+
+def _sure(step: UnitStep, few: int, clients: int) -> bool:
+    """Whether few clients have a step, or it is one that hardly a change of the world makes."""
+    return few <= MINORITY * clients or step.factor >= FACTOR_SURE or step.offset > 0
+
+
+def _curve(quartiles: Array, few: _Side, many: _Side, logged: bool, between: float) -> UnitStep | None:
+    """The curve that brings the quartiles (3,) of few clients to the place and the spread of all others'; None if there is none."""
+    if few.spread <= 0 or many.spread <= 0 or abs(few.middle - many.middle) < CLIENT_APART * max(few.spread, many.spread):
         return None
-    odd, rest = (_Side(float(np.median(middles[s])), float(np.median(spreads[s])), int(sizes[s].sum())) for s in (few, many))
-    between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
-    step = _step(odd, rest, logged, CLIENT_APART, between)
-    return None if step is None else (few, step)
+    error = 1.25 * many.spread * (1 / few.count + 1 / many.count) ** 0.5
+    chance = CURVE_SPREADS * (1 + SURE * (1 / few.count + 1 / many.count) ** 0.5)
+    best, nearest = None, NEAR * many.spread + SURE * (error + between)
+    for step in CURVES:
+        assert step.curve is not None
+        with np.errstate(all="ignore"):
+            low, middle, high = np.sort(np.log(step.curve(quartiles)) if logged else step.curve(quartiles)).tolist()
+        spread = (high - low) / NORMAL_QUARTILES
+        if np.isfinite(spread) and 1 / chance < spread / many.spread < chance and abs(middle - many.middle) < nearest:
+            best, nearest = step, abs(middle - many.middle)
+    return best
 
 
 def _step(few: _Side, many: _Side, logged: bool, apart: float, between: float = 0.0) -> UnitStep | None:
@@ -300,7 +403,7 @@ def _trend(values: Array) -> float:
     return abs(float((values * places).mean())) / deviation if deviation else 1.0
 
 
-def _related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
+def related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     """Whether another column, or the label, differs between the sides, within the clients that have both."""
     total = variance = 0.0
     counted = there & np.isfinite(other)
@@ -314,13 +417,14 @@ def _related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     return variance > 0 and abs(total) > RELATED * variance**0.5
 
 
+@lru_cache(4)
 def examined_rows(count: int) -> Array:
-    """The rows that are examined, in their order."""
-    if count <= MOST_ROWS:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+    """The rows that are examined, in their order. The array cannot be written to."""
+    rows = np.arange(count) if count <= MOST_ROWS else np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+    rows.setflags(write=False)
+    return rows
 
 
 def shown_step(step: UnitStep) -> str:
     """A step in words, for a remark."""
-    return step.words if step.offset or step.factor < 0 else f"about {step.factor:g} times, such as {step.words}"
+    return step.words if step.curve or step.offset or step.factor < 0 else f"about {step.factor:g} times, such as {step.words}"

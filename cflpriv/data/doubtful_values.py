@@ -4,7 +4,7 @@ import numpy as np
 
 from ..types import Array
 
-__all__ = ["FEW", "FEWEST_FILLED", "RARELY", "Numbers", "far_values", "filler", "inner_filler", "missing_code", "stuck", "zeros_apart"]
+__all__ = ["FEW", "FEWEST_FILLED", "RARELY", "Numbers", "far_values", "filler", "inner_filler", "missing_code", "thousands", "zeros_apart"]
 
 FEW = 10
 FEWEST_FILLED = 3
@@ -23,7 +23,8 @@ ATOM, FEWEST_ATOM = 4, 8
 NEAR_MEDIAN = 0.25
 """A code is apart if the gap after it is this share of the others' median, and more than the next values of the same number take."""
 MOST_CODES = 3
-FEWEST_STUCK, ELSEWHERE, BY_CHANCE = 10, 0.1, 1e-6
+FEWEST_PARTS, FEWEST_WHOLE, LONG = 20, 0.02, 0.8
+"""Of numbers with thousands as decimals: how many there are, the share of whole ones beside them, and of those with all three digits."""
 
 
 class Numbers:
@@ -122,23 +123,38 @@ def far_values(numbers: Numbers) -> tuple[float, ...]:
     return ()
 
 
-def stuck(values: Array, numbers: Numbers) -> tuple[float, int] | None:
-    """A value that fills a run of rows (n,) of a column whose neighbours are rarely equal, and hardly occurs elsewhere; None without.
+def thousands(numbers: Numbers) -> int:
+    """How many numbers have three decimals that may be thousands, such as 12.345 for 12345 among 945 or 23456; 0 if it is unlikely.
 
-    By chance a column has such a run with a probability below `BY_CHANCE`, if its rows are in any order.
+    Three decimals that are all thousands leave 1 in 10 of the numbers with a shorter form, numbers with two decimals most of them. And
+    among measurements to three decimals 1 in 1000 is whole: `FEWEST_FILLED` whole ones or more, 2 % of all, occur with a probability below
+    1e-6 from 100 rows on. What was whole must continue what the others are with their decimals as thousands, and would not fit otherwise.
     """
-    if len(numbers.levels) < FEWEST_OTHERS or len(values) < 2 * FEWEST_STUCK:
-        return None
-    ends = np.append(np.flatnonzero(values[1:] != values[:-1]), len(values) - 1)
-    lengths = np.diff(ends, prepend=-1)
-    longest = int(np.argmax(lengths))
-    length, value = int(lengths[longest]), float(values[ends[longest]])
-    usual = max(1.0, float((lengths - 1).sum() - (length - 1))) / len(values)
-    others = int(numbers.counts[np.searchsorted(numbers.levels, value)]) - length
-    sure = (
-        length >= FEWEST_STUCK and others <= ELSEWHERE * length and np.log(len(values)) + (length - 1) * np.log(usual) < np.log(BY_CHANCE)
-    )
-    return (value, length) if sure else None
+    values, counts = np.abs(numbers.levels), numbers.counts
+    whole = values == np.trunc(values)
+    parts = counts[~whole].sum()
+    if parts < FEWEST_PARTS or counts[whole].sum() < max(FEWEST_FILLED, FEWEST_WHOLE * len(numbers)):
+        return 0
+    large, written = values[whole], values[~whole]
+    in_thousands = np.round(written * 1000)
+    if written.min() < 1 or written.max() >= 1000 or np.abs(in_thousands - 1000 * written).max() > 1e-6 * in_thousands.max():
+        return 0
+    if counts[~whole][in_thousands % 10 != 0].sum() < LONG * parts:
+        return 0
+    middle = _median(written, counts[~whole])
+    above = large >= 1000
+    if above.any():  # others write all digits
+        rows = counts[whole][above]
+        usual = np.log(large[above])
+        centre, spread = _median(usual, rows), max(float(np.average(np.abs(usual - _median(usual, rows)), weights=rows)), 0.05)
+        return int(parts) if rows.sum() >= FEWEST_OTHERS and abs(np.log(1000 * middle) - centre) < 3 * spread < np.log(1000) / 2 else 0
+    low = float(np.quantile(np.repeat(large, counts[whole]), 0.25))
+    return int(parts) if low > 3 * middle and in_thousands.min() < 3 * large.max() and large.max() > 100 else 0
+
+
+def _median(values: Array, counts: Array) -> float:
+    """The median of sorted values that occur several times."""
+    return float(values[np.searchsorted(np.cumsum(counts), counts.sum() / 2)])
 
 
 def _nines(value: float) -> bool:

@@ -84,6 +84,7 @@ def _population(spec: DataSpec, dataset: Dataset) -> Population:
         mean=dataset.mean if spec.features == "none" else FEATURE_MEAN,
         std=dataset.std if spec.features == "none" else FEATURE_STD,
         notes=(*dataset.notes, *partition.notes, *repeats, *clipped),
+        doubts=dataset.doubts,
         class_names=dataset.class_names,
         warnings=dataset.warnings,
         feature_columns=dataset.feature_columns,

@@ -98,9 +98,10 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
         place = table.row(row if table is tables[0] else row - tables[0].rows)
         return place if len(tables) == 1 or part == "train" else f"{place} of {table.path}"
 
+    doubtful = (*unsure, *odd, *_nearly_equal(x[train], x[test], features))
     dataset = dataset_of(
         str(tables[0].path), (x[train], y[train]), (x[test], y[test]), len(classes),
-        notes=(*_notes(features, classes, client_names, group_names), *unsure, *clipped, *odd, *_nearly_equal(x[train], x[test], features)),
+        notes=(*_notes(features, classes, client_names, group_names), *clipped, *doubtful),
         owners=(None, None) if owners is None else (owners[train], owners[test]), scaling=scaling, class_names=classes,
         kinds=(None, None) if groups is None else (groups[train], groups[test]), label_range=columns.numbers,
         warnings=(
@@ -115,7 +116,7 @@ def table_dataset(tables: Sequence[RawTable], columns: Columns, scaling: Scaling
     )  # fmt: skip
     if periods is not None:
         dataset = replace(dataset, periods_train=periods[train], periods_test=periods[test])
-    return replace(dataset, feature_columns=() if columns.typed else features, client_names=client_names)
+    return replace(dataset, feature_columns=() if columns.typed else features, client_names=client_names, doubts=doubtful)
 
 
 def _times(tables: Sequence[RawTable], columns: Columns) -> Array | None:

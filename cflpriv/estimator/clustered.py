@@ -29,7 +29,7 @@ from ..data.column_guesses import guessed_columns, is_usual
 from ..data.columns import cell_name
 from ..data.population import table_population
 from ..data.raw_tables import FRAME, TABLES
-from ..errors import CflprivWarning, InputError
+from ..errors import CflprivWarning, DataWarning, InputError
 from ..experiments.config.config import SECTIONS, Config, load_config, parse_config
 from ..experiments.config.sections import DataSection, ModelSection, RunSection, TrainingSection
 from ..experiments.config.table_starter import TABLE_KEYS
@@ -59,7 +59,7 @@ MOST_CLIPPED = 0.5
 """Above so many clipped values a row, predictions are warned of: a column in another unit has about one."""
 FEWEST_CLIPPED, MOST_SHOWN = 5, 3
 _SHOWN: set[str] = set()
-"""The warnings that this process has logged. `summary_` has those of each fit."""
+"""The warnings that this process has shown or logged. `summary_` has those of each fit."""
 
 
 def _log(line: str) -> None:
@@ -70,6 +70,14 @@ def _log(line: str) -> None:
     elif words not in _SHOWN:
         _SHOWN.add(words)
         LOG.warning(words)
+
+
+def _warn_once(lines: Sequence[str]) -> None:
+    """Doubts about the data of a fit, as warnings that this process has not had. A run only prints them among its notes."""
+    for line in lines:
+        if line not in _SHOWN:
+            _SHOWN.add(line)
+            warnings.warn(line, DataWarning, stacklevel=3)
 
 
 def _shares(parts: Mapping[str, Predictions]) -> Array:
@@ -124,8 +132,8 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     schema that is guessed from the table and is public from then on (`data={"columns": ...}` gives one). A share of each client's rows
     (`data.test_share`, 0.2) is held out for the results in `summary_`.
 
-    A warning is shown once in a process; `summary_` has those of each fit. Methods raise `InputError`, which is a `ValueError`, naming what
-    cannot be used.
+    A warning is shown once in a process; `summary_` has those of each fit, and doubts about data (`errors.DataWarning`) as notes. Methods
+    raise `InputError`, which is a `ValueError`, naming what cannot be used.
     """
 
     __metadata_request__fit: ClassVar = {"client": True}
@@ -233,6 +241,7 @@ class ClusteredFL(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config
         for line in alone:
             _log(f"warning: {line}")
+        _warn_once(population.doubts)
         with run_progress(config.training.rounds, Console(), shown=bool(self.verbose)) as progress, _each_once():
             self.summary_ = run_experiment(
                 config, self.folder_, population=population, report=_log, tick=progress.tick, step=progress.step

@@ -19,7 +19,7 @@ from sklearn.model_selection import KFold, cross_validate
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from cflpriv import ClusteredFL, InputError, Protection, load_config
-from cflpriv.errors import CflprivWarning
+from cflpriv.errors import CflprivWarning, DataWarning
 from cflpriv.estimator import clustered
 from cflpriv.experiments import parse_config, run_experiment
 from cflpriv.experiments.report.run_names import adversary_place
@@ -283,6 +283,7 @@ def test_what_does_not_fit_is_refused_by_name(fitted: ClusteredFL) -> None:
     np.testing.assert_array_equal(alone.predict(x), alone.predict(x, client=np.zeros(len(x), int)))
 
 
+@pytest.mark.filterwarnings("ignore::cflpriv.errors.DataWarning")
 def test_rows_without_clients_are_warned_of_once_with_the_columns_that_could_name_them(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +308,24 @@ def test_a_doubt_about_columns_is_warned_of_once(monkeypatch: pytest.MonkeyPatch
     assert shown
     assert len(set(shown)) == len(shown)
     assert all(set(shown) <= set(each.summary_["warnings"]) for each in fits)
+
+
+def test_a_note_on_doubtful_data_is_a_warning_once_and_stays_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustered, "_SHOWN", set())
+    table = columns()
+    own = [device == table["device"][0] for device in table["device"]]
+    cells = np.random.default_rng(0).normal(50, 5, len(own)).round(2)
+    table = {**table, "weight": np.where(own, 1000 * cells, cells).tolist(), "twice": np.where(own, 1000 * cells, cells).tolist()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = [small("fedavg", rounds=1).fit(table, client="device", label="status") for _ in range(2)]
+    shown = [str(warning.message) for warning in caught if issubclass(warning.category, DataWarning)]
+    assert len(shown) == len(set(shown))
+    assert any("columns 'weight' and 'twice' are equal" in line for line in shown), shown
+    assert any("column 'weight'" in line and "powers of ten" in line for line in shown), shown
+    for each in fits:
+        assert set(shown) <= set(each.summary_["notes"])
+    assert not any("own table" in line for line in shown)
 
 
 def test_a_fit_that_fails_leaves_the_last_one() -> None:
@@ -430,6 +449,7 @@ def test_progress_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, c
     assert "2/2" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore::cflpriv.errors.DataWarning")
 def test_what_a_run_warns_of_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     table = columns()
     table["status"] = ["on" if value > 1 else "off" for value in table["a"]]
