@@ -1,6 +1,6 @@
 """What the advice is worth: its balanced accuracy on test data beside the best option in hindsight, and what its intervals hold.
 
-    python -m benchmarks advice [--out FILE.csv] [--data-dir DIR] [--scenes "usps permutations;omniglot"] [--seeds 2]
+    python -m benchmarks advice [--out FILE.csv] [--data-dir DIR] [--scenes "usps permutations;omniglot"] [--seeds 2] [--first 0]
 
 A scene is one federation; each scene and seed is one line of a CSV file, written when it is done. What is there is not run again. Every run
 finds its groups with `crossfit` and the defaults. Scores are balanced accuracies of all clients' test samples together. `best`: the highest
@@ -41,7 +41,7 @@ from cflpriv.tasks.balanced_scores import class_masses, class_weights, contribut
 from cflpriv.tasks.evaluation import EvaluateOwn
 from cflpriv.types import Array, Population
 
-from .clustering import CLASSES, KINDS, add, read
+from .clustering import CLASSES, KINDS, WITHOUT_GROUPS, add, read
 
 __all__ = ["main"]
 
@@ -89,6 +89,8 @@ def data_of(scene: str) -> Mapping[str, Any]:
         return SCENES[scene]
     source, kind = scene.split(" ")[0], IMBALANCED[scene][1]
     keys = {} if kind == CONCEPTS else KINDS[kind](CLASSES.get(source, 10))
+    if kind in WITHOUT_GROUPS and keys:
+        keys["even_test"] = False  # a client's test samples are like its held-out ones
     return {"source": source, "clients": 40, "samples_per_client": 100, "test_samples_per_client": 40, **keys}
 
 
@@ -228,6 +230,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data-dir")
     parser.add_argument("--scenes", default=";".join(JUDGED), help="names with ; between them")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args(list(words))
     scenes = options.scenes.split(";")
     if unknown := [scene for scene in scenes if scene not in (*SCENES, *IMBALANCED)]:
@@ -237,7 +240,7 @@ def main(words: Sequence[str]) -> int:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         done = {(str(row["scene"]), str(row["seed"])) for row in rows}
         for scene in scenes:
-            for seed in range(options.seeds):
+            for seed in range(options.first, options.first + options.seeds):
                 if (scene, str(seed)) not in done:
                     rows.append(line(scene, seed, options.data_dir))
                     add(options.out, FIELDS, rows[-1])

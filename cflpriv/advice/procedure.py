@@ -45,7 +45,6 @@ from .verdict import (
     ONE_MIXTURE,
     RANDOM,
     RANDOM_MIXTURE,
-    STABLE,
     Advice,
     Moments,
     cannot_tell,
@@ -272,10 +271,9 @@ def advise(
         if clustered and would_use_clusters(moments):
             assert clustering is not None
             stability = _stability(run, clustering)
-            if stability is None or stability >= STABLE:
-                report(f"advice: {len(deals)} deals of random clusters are trained as the control")
-                _control(run, deals, starts, short)
-                moments = _scored(run, beside, len(deals))
+            report(f"advice: {len(deals)} deals of random clusters are trained as the control")
+            _control(run, deals, starts, short)
+            moments = _scored(run, beside, len(deals))
     except TooFewClients as error:
         return Advised(cannot_tell(f"a sum over all clients failed ({error})"), passes=_ratio(run), numbers=run.numbers)
     verdict = verdict_of(moments, stability, stream(plan.seed, "advice intervals"))

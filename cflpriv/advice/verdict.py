@@ -168,9 +168,10 @@ def cannot_tell(reason: str, clients: int = 0) -> Advice:
 def verdict_of(moments: Moments, stability: float | None, draws: Stream) -> Advice:
     """The rule.
 
-    1. Cluster models are allowed if the interval of their difference to random clusters is above 0 and three searches agree in the mean
-    (ARI at least `STABLE`; searches that cannot be repeated count as agreeing). Their mixture is allowed if they are and its mean is above
-    that of the random clusters' mixture. 2. The advice is the first allowed option, in the order of what options reveal, whose mean is
+    1. Cluster models are allowed if the interval of their difference to random clusters is above 0, or above `TOLERANCE` where three
+    searches do not agree in the mean (ARI below `STABLE`; searches that cannot be repeated count as agreeing): what is deployed are the
+    clusters that were scored, but another search would find others. Their mixture is allowed if they are and its mean is above that of the
+    random clusters' mixture. 2. The advice is the first allowed option, in the order of what options reveal, whose mean is
     within `TOLERANCE` of the best allowed mean. 3. With fewer than `FEWEST_CLIENTS` clients nothing can be told.
     """
     if moments.clients < FEWEST_CLIENTS:
@@ -196,11 +197,11 @@ def verdict_of(moments: Moments, stability: float | None, draws: Stream) -> Advi
 
 def _against_clusters(by_pair: Mapping[tuple[str, str], Difference], stability: float | None) -> list[str]:
     """Why cluster models are not allowed; empty if they are."""
-    if stability is not None and stability < STABLE:
-        return [f"the groups are not stable: three searches agree by a mean ARI of {stability:.2f}"]
     control = by_pair.get((CLUSTERS, RANDOM))
     if control is None:
         return ["cluster models were not compared with random clusters: other options are as good, or the server does not know the groups"]
     if control.low <= 0:
         return ["nothing shows that the groups help: random clusters of the same sizes may do as well"]
+    if stability is not None and stability < STABLE and control.low <= TOLERANCE:
+        return [f"the groups are not stable (three searches agree by a mean ARI of {stability:.2f}), and help by too little for that"]
     return []

@@ -102,7 +102,7 @@ def test_clusters_are_advised_where_they_are_best_and_random_clusters_are_not() 
     ("change", "stability", "words"),
     [
         ({RANDOM: 0.8}, 1.0, "random clusters of the same sizes may do as well"),
-        ({}, 0.3, "not stable"),
+        ({CLUSTERS: 0.63, CLUSTERS_MIXTURE: 0.63, RANDOM: 0.62}, 0.3, "not stable"),
         ({RANDOM: None, RANDOM_MIXTURE: None}, 1.0, "not compared with random clusters"),
     ],
 )
@@ -112,6 +112,14 @@ def test_clusters_are_not_advised_without_the_control(change: dict[str, float | 
     assert verdict.advice == ONE_MIXTURE
     assert words in verdict.reasons[0]
     assert not {CLUSTERS, CLUSTERS_MIXTURE} & set(verdict.allowed)
+
+
+@pytest.mark.parametrize(("stability", "allowed"), [(1.0, True), (None, True), (0.3, False)])
+def test_clusters_that_no_other_search_finds_must_help_by_more(stability: float | None, allowed: bool) -> None:
+    """By a point, with an interval from less than a point up; by forty points, they are allowed in any case."""
+    little = {LOCAL: 0.5, ONE: 0.4, CLUSTERS: 0.63, RANDOM: 0.62}
+    assert (CLUSTERS in verdict_of(scores(little), stability, DRAWS).allowed) == allowed
+    assert verdict_of(scores({**little, RANDOM: 0.2}), stability, DRAWS).advice == CLUSTERS
 
 
 def test_the_mixture_with_clusters_has_a_control_of_its_own() -> None:
