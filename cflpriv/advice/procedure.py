@@ -2,7 +2,7 @@
 
 All of it follows the last round of the run, so the models of the run are those that are scored. Held-out samples take no part in any
 training, before or after. Each sum has a round of its own, so that no update is in two sums. What leaves the clients are updates and the
-two parts of `tasks.advice`, in sums over all clients, and for the stability of groups the values that the algorithm compares, twice more.
+three parts of `tasks.advice`, in sums over all clients, and for the stability of groups the values that the algorithm compares, twice more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..algorithms.fedavg import Weights, average_within
 from ..algorithms.interface import Algorithm, Served
+from ..class_counts import MARGINS
 from ..clustering.scores import ari
 from ..contract.handles import Shared
 from ..contract.operations import Federation
@@ -20,7 +21,18 @@ from ..contract.schedule import EACH_ROUND, Schedule, TaskRequest, request
 from ..errors import InputError
 from ..protocols.errors import TooFewClients
 from ..randomness import stream
-from ..tasks.advice import EvaluateMixture, HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Options, Responsibilities, kept_names
+from ..tasks.advice import (
+    EvaluateMixture,
+    HeldOutClasses,
+    HeldOutScores,
+    KeepLocal,
+    KeepProbabilities,
+    KeepTuned,
+    Options,
+    Responsibilities,
+    kept_names,
+)
+from ..tasks.balanced_scores import class_weights
 from ..tasks.evaluation import Evaluate, EvaluateOwn
 from ..tasks.own_mixture import SHARED_STEPS, floored
 from ..tasks.training import Train
@@ -33,7 +45,6 @@ from .verdict import (
     ONE_MIXTURE,
     RANDOM,
     RANDOM_MIXTURE,
-    STABLE,
     Advice,
     Moments,
     cannot_tell,
@@ -111,7 +122,7 @@ def _own_models(algorithm: Algorithm) -> str:
 
 def further_rounds(rounds: int) -> int:
     """How many rounds the advice may take after the `rounds` of a run: one model, the control, searches, and a round for each sum."""
-    return rounds + DEALS * _control_rounds(rounds) + SEARCHES + 2 * (SHARED_STEPS + 2) + 4
+    return rounds + DEALS * _control_rounds(rounds) + SEARCHES + 2 * (SHARED_STEPS + 2) + 5
 
 
 # --- which models there are, and what is made of them ---
@@ -157,6 +168,8 @@ def _requests(plan: Plan) -> tuple[TaskRequest, ...]:
         asked.append(request(KeepProbabilities(model, names)))
         asked.append(request(Responsibilities(fitted, model), {"responsibilities": "sum"}, times=SHARED_STEPS))
         asked.append(request(HeldOutScores(options, model), {"scores": "sum"}))
+    if model.classes <= MARGINS:
+        asked.append(request(HeldOutClasses(model), {"classes": "sum"}))
     for number in range(SEARCHES):
         asked += _search(plan, number)
     return tuple(dict.fromkeys(asked))
@@ -204,13 +217,15 @@ class _Run:
     passes: float = 0.0
     numbers: int = 0
     weights: dict[str, Array] = field(default_factory=dict)
+    class_weights: Array | None = None
     clients: set[int] = field(default_factory=set)
 
-    def mean(self, task: HeldOutScores | Responsibilities, part: str, weights: Array) -> tuple[Array, int]:
+    def mean(self, task: HeldOutClasses | HeldOutScores | Responsibilities, part: str, params: Mapping[str, Array]) -> tuple[Array, int]:
         """The mean of a part over all clients that have the models, and their number. Raises `TooFewClients`."""
         self.begin()
-        params = {"weights": Shared(weights)} if len(weights) else {}
-        held = self.federation.compute(task, params, on=sorted(self.clients & set(self.federation.clients)))
+        held = self.federation.compute(
+            task, {name: Shared(value) for name, value in params.items()}, on=sorted(self.clients & set(self.federation.clients))
+        )
         (mean,) = self.federation.mean(held[part], weights="equal")
         if mean is None:
             raise TooFewClients((len(held.clients),), 1)
@@ -256,10 +271,9 @@ def advise(
         if clustered and would_use_clusters(moments):
             assert clustering is not None
             stability = _stability(run, clustering)
-            if stability is None or stability >= STABLE:
-                report(f"advice: {len(deals)} deals of random clusters are trained as the control")
-                _control(run, deals, starts, short)
-                moments = _scored(run, beside, len(deals))
+            report(f"advice: {len(deals)} deals of random clusters are trained as the control")
+            _control(run, deals, starts, short)
+            moments = _scored(run, beside, len(deals))
     except TooFewClients as error:
         return Advised(cannot_tell(f"a sum over all clients failed ({error})"), passes=_ratio(run), numbers=run.numbers)
     verdict = verdict_of(moments, stability, stream(plan.seed, "advice intervals"))
@@ -375,14 +389,24 @@ def _scored(run: _Run, clusters: bool, deals: int) -> Moments:
     fitted = _fitted(members, options)
     fitting = [name for name, option in zip(members, options, strict=True) if option in fitted]
     sizes = [len(option) for option in fitted]
-    weights = np.concatenate([np.full(size, 1 / size) for size in sizes])
+    weights, by_class = np.concatenate([np.full(size, 1 / size) for size in sizes]), _class_weights(run)
     for _ in range(SHARED_STEPS):
-        weights, _ = run.mean(Responsibilities(fitted, model), "responsibilities", weights)
+        weights, _ = run.mean(Responsibilities(fitted, model), "responsibilities", {"weights": weights, "class_weights": by_class})
     for name, part in zip(fitting, np.split(weights, np.cumsum(sizes)[:-1]), strict=True):
         run.weights[name] = floored(np.maximum(part, 0) / np.maximum(part, 0).sum())
     all_weights = np.concatenate([run.weights[name] for name, option in zip(members, options, strict=True) if len(option) > 1])
-    value, count = run.mean(HeldOutScores(options, model), "scores", all_weights)
+    params = {"weights": all_weights, "class_weights": by_class}
+    value, count = run.mean(HeldOutScores(options, model), "scores", params)
     return moments_of([RANDOM if name.startswith(f"{RANDOM} ") and name != RANDOM_MIXTURE else name for name in members], value, count)
+
+
+def _class_weights(run: _Run) -> Array:
+    """How much a held-out sample counts by its class (classes,), summed once; (0,) for more classes than the report counts."""
+    if run.class_weights is None:
+        model, run.class_weights = run.plan.train.model, np.zeros(0)
+        if model.classes <= MARGINS:
+            run.class_weights = class_weights(*run.mean(HeldOutClasses(model), "classes", {}))
+    return run.class_weights
 
 
 def _search(plan: Plan, number: int) -> tuple[TaskRequest, ...]:

@@ -1,9 +1,11 @@
-"""What to deploy: the rule, over sums of clients' accuracies on held-out samples.
+"""What to deploy: the rule, over sums of clients' scores on held-out samples.
 
-Each client has one vector of accuracies, one number for each option. The mean of these vectors and the mean of their outer products give
-the mean of every paired difference and its standard error, so no single client's accuracy is needed. Intervals hold together (family-wise,
-95 %): the critical value is that of the largest |t| of all differences, from a multivariate t distribution with the correlations that the
-moments give.
+The score is the report's: balanced accuracy of all clients' samples together, a ratio of two sums over clients (`tasks.balanced_scores`).
+Each client has one vector, its weight and one number for each option. The mean of these vectors and the mean of their outer products give
+every score, every paired difference and its standard error (of a ratio, linearised: Cochran 1977, 2.11), so no single client's score is
+needed. Intervals of differences between options hold together (family-wise, 95 %): the critical value is that of the largest |t| of all,
+from a multivariate t distribution with the correlations that the moments give. The control decides before options are compared, so its
+interval is one of its own. Clients of unequal weight have fewer degrees of freedom (`Moments.effective`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..randomness import Stream
+from ..tasks.balanced_scores import HEAVIEST
 from ..types import Array
 
 __all__ = [
@@ -31,23 +34,27 @@ TOLERANCE, LEVEL, STABLE = 0.01, 0.05, 0.5
 FEWEST_CLIENTS = 5
 """With fewer clients nothing can be told."""
 DRAWS = 20_000
-LEAST_ERROR = 1e-3
-"""No standard error counts as smaller: accuracies of small held-out parts take few values."""
+LEAST_ERROR, LEAST_FREEDOM = 1e-3, 0.5
+"""No standard error counts as smaller: scores of small held-out parts take few values. Nor do degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the accuracies of `clients` clients by option: means (options,) and covariance between clients (options, options)."""
+    """Of the scores of `clients` clients by option: means (options,) and covariance between clients (options, options).
+
+    effective: how many clients of equal weight they are worth, (Σ weights)² / Σ weights².
+    """
 
     names: tuple[str, ...]
     means: Array
     covariance: Array
     clients: int
+    effective: float
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference of accuracy between two options, `better` minus `other`, with its simultaneous interval."""
+    """The mean difference of scores between two options, `better` minus `other`, with its simultaneous interval."""
 
     better: str
     other: str
@@ -83,17 +90,21 @@ class Advice:
 
 
 def moments_of(names: Sequence[str], mean: Array, clients: int) -> Moments:
-    """The moments from the mean over so many clients of their contributions (`tasks.advice.contribution`)."""
-    size = len(names)
+    """The moments from the mean over so many clients of their contributions (`tasks.balanced_scores.contribution`)."""
+    size = len(names) + 1
     rows, columns = np.triu_indices(size)
     products = np.zeros((size, size))
-    products[rows, columns] = products[columns, rows] = mean[size:]
-    covariance = (products - np.outer(mean[:size], mean[:size])) * clients / max(1, clients - 1)
-    return Moments(tuple(names), mean[:size], covariance, clients)
+    products[rows, columns] = products[columns, rows] = mean[size:] * HEAVIEST**2
+    weight = max(float(mean[0]) * HEAVIEST, np.finfo(np.float64).tiny)
+    means = mean[1:size] * HEAVIEST / weight
+    beyond = np.hstack([-means[:, None], np.eye(size - 1)]) / weight  # what a client's scores are above those of its weight at the mean
+    covariance = beyond @ products @ beyond.T * clients / max(1, clients - 1)
+    effective = clients * min(1.0, weight**2 / max(float(products[0, 0]), np.finfo(np.float64).tiny))
+    return Moments(tuple(names), means, covariance, clients, effective)
 
 
 def _parts(moments: Moments, option: str) -> Array:
-    """The weights (options,) with which an option's accuracy is made of those that were summed: random clusters have several deals."""
+    """The weights (options,) with which an option's score is made of those that were summed: random clusters have several deals."""
     places = [i for i, name in enumerate(moments.names) if name == option]
     weights = np.zeros(len(moments.names))
     weights[places] = 1 / len(places)
@@ -112,7 +123,7 @@ def differences(moments: Moments, pairs: Sequence[tuple[str, str]], draws: Strea
     deviations = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     errors = np.maximum(deviations / np.sqrt(moments.clients), LEAST_ERROR)
     luck = np.array([max(_luck(moments, better), _luck(moments, other)) for better, other in pairs])
-    critical = _largest_t(covariance, deviations, moments.clients - 1, draws)
+    critical = _largest_t(covariance, deviations, max(moments.effective - 1, LEAST_FREEDOM), draws)
     reach = critical * np.hypot(errors, luck)
     return [
         Difference(better, other, float(mean), float(mean - width), float(mean + width))
@@ -126,7 +137,7 @@ def _luck(moments: Moments, option: str) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _largest_t(covariance: Array, deviations: Array, freedom: int, draws: Stream) -> float:
+def _largest_t(covariance: Array, deviations: Array, freedom: float, draws: Stream) -> float:
     """The quantile 1 − `LEVEL` of the largest |t| of differences with this covariance and so many degrees of freedom."""
     scale = np.maximum(np.outer(deviations, deviations), 1e-12)
     correlation = np.clip(covariance / scale, -1, 1)
@@ -157,9 +168,10 @@ def cannot_tell(reason: str, clients: int = 0) -> Advice:
 def verdict_of(moments: Moments, stability: float | None, draws: Stream) -> Advice:
     """The rule.
 
-    1. Cluster models are allowed if the interval of their difference to random clusters is above 0 and three searches agree in the mean
-    (ARI at least `STABLE`; searches that cannot be repeated count as agreeing). Their mixture is allowed if they are and its mean is above
-    that of the random clusters' mixture. 2. The advice is the first allowed option, in the order of what options reveal, whose mean is
+    1. Cluster models are allowed if the interval of their difference to random clusters is above 0, or above `TOLERANCE` where three
+    searches do not agree in the mean (ARI below `STABLE`; searches that cannot be repeated count as agreeing): what is deployed are the
+    clusters that were scored, but another search would find others. Their mixture is allowed if they are and its mean is above that of the
+    random clusters' mixture. 2. The advice is the first allowed option, in the order of what options reveal, whose mean is
     within `TOLERANCE` of the best allowed mean. 3. With fewer than `FEWEST_CLIENTS` clients nothing can be told.
     """
     if moments.clients < FEWEST_CLIENTS:
@@ -167,7 +179,7 @@ def verdict_of(moments: Moments, stability: float | None, draws: Stream) -> Advi
     options = [option for option in OPTIONS if option in moments.names]
     pairs = [(later, earlier) for i, earlier in enumerate(options) for later in options[i + 1 :]]
     control = [pair for pair in ((CLUSTERS, RANDOM), (CLUSTERS_MIXTURE, RANDOM_MIXTURE)) if set(pair) <= set(moments.names)]
-    intervals = differences(moments, pairs + control, draws)
+    intervals = [*differences(moments, pairs, draws), *(own for pair in control for own in differences(moments, [pair], draws))]
     by_pair = {(difference.better, difference.other): difference for difference in intervals}
     means = {name: float(_parts(moments, name) @ moments.means) for name in moments.names}
     reasons = _against_clusters(by_pair, stability) if CLUSTERS in options else []
@@ -185,11 +197,11 @@ def verdict_of(moments: Moments, stability: float | None, draws: Stream) -> Advi
 
 def _against_clusters(by_pair: Mapping[tuple[str, str], Difference], stability: float | None) -> list[str]:
     """Why cluster models are not allowed; empty if they are."""
-    if stability is not None and stability < STABLE:
-        return [f"the groups are not stable: three searches agree by a mean ARI of {stability:.2f}"]
     control = by_pair.get((CLUSTERS, RANDOM))
     if control is None:
         return ["cluster models were not compared with random clusters: other options are as good, or the server does not know the groups"]
     if control.low <= 0:
         return ["nothing shows that the groups help: random clusters of the same sizes may do as well"]
+    if stability is not None and stability < STABLE and control.low <= TOLERANCE:
+        return [f"the groups are not stable (three searches agree by a mean ARI of {stability:.2f}), and help by too little for that"]
     return []

@@ -21,8 +21,8 @@ WORDS = {
 """The options for people. A run's "local models" are others: the clients' after the training of a round."""
 
 LIMITS = (
-    "intervals are family-wise at 95 % and hold over clients, for the models of this one training; those of the control also have the "
-    "spread between deals"
+    "intervals hold at 95 % over clients, for the models of this one training: between options all together, against random clusters one "
+    "by one, with the spread between deals"
 )
 
 
@@ -49,7 +49,7 @@ def advice_lines(advice: Mapping[str, Any]) -> list[str]:
         standing = "the simplest option is within a point of the best"
     lines = [f"what to deploy: {option_words(advice['advice'])} ({standing})"]
     means = "; ".join(f"{option_words(option)} {_percent(mean)}" for option, mean in advice["held_out_accuracy"].items())
-    lines.append(f"held-out accuracy, mean of {advice['clients']} clients: {means}")
+    lines.append(f"{advice.get('score', 'accuracy')} on held-out samples of {advice['clients']} clients: {means}")
     if close:
         lines.append(f"cannot be told apart from it: {'; '.join(map(option_words, close))}")
     lines += advice["reasons"]
@@ -83,9 +83,9 @@ def mixture_line(mixture: Mapping[str, Any]) -> str:
         return f"mixtures with each client's own model: none ({mixture['reason']})"
     test = "; ".join(f"{option_words(name)} {_percent(mean)}" for name, mean in mixture["test_accuracy"].items())
     gains = [pair for pair in mixture["differences"] if (pair["better"], pair["other"]) == ("own mixture", "models of the run")]
-    return (
-        f"mixtures with each client's own model: {test}, on test data; on held-out samples {_interval(gains[0])} over the models of the run"
-    )
+    score = mixture.get("score", "accuracy")
+    gained = f"on held-out samples {_interval(gains[0])} over the models of the run"
+    return f"mixtures with each client's own model: {score} of {test}, on test data; {gained}"
 
 
 def _percent(value: float) -> str:

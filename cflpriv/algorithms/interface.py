@@ -15,7 +15,7 @@ from ..engine.models import Model
 from ..errors import InputError
 from ..plugins import FUNCTIONS, TASKS, Registry
 from ..privacy.settings import Releases
-from ..tasks.advice import HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Responsibilities
+from ..tasks.advice import HeldOutClasses, HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Responsibilities
 from ..tasks.evaluation import Evaluate, EvaluateOwn, EvaluateUsed, Losses
 from ..tasks.joining import Join
 from ..tasks.signatures import PrincipalHalves, PrincipalVectors
@@ -219,6 +219,6 @@ ALGORITHMS.accept = _accept
 
 for _kind in (
     Model, Train, Gradient, Start, Evaluate, EvaluateOwn, EvaluateUsed, Join, Losses, PrincipalHalves, PrincipalVectors,
-    KeepLocal, KeepTuned, KeepProbabilities, Responsibilities, HeldOutScores,
+    KeepLocal, KeepTuned, KeepProbabilities, Responsibilities, HeldOutClasses, HeldOutScores,
 ):  # fmt: skip
     TASKS.add(_kind.__name__, _kind)

@@ -26,8 +26,10 @@ from ..types import Array
 
 __all__ = [
     "LARGEST_BYTES",
+    "LEAF_CHARACTERS",
     "check_cells",
     "csv_row_numbers",
+    "leaf_characters",
     "leaf_tweets",
     "read_cifar100_batch",
     "read_cifar_batch",
@@ -48,6 +50,8 @@ CELL_BYTES = 32
 _CHUNK_BYTES = 2**20
 _IDX_UINT8 = 0x08
 _CIFAR_PIXELS = 3 * 32 * 32
+LEAF_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare, in the order of its `ALL_LETTERS`: a character's number is its place."""
 LEAF_TWEET = 4
 """Where a tweet's text is among the fields of LEAF's Sent140."""
 
@@ -226,11 +230,14 @@ LeafRows = Callable[[str, Sequence[Any], int], Array]
 """(name for errors, a user's entries, number of features) -> samples (n, features) float32 in 0..1. Raises `InputError` naming an entry."""
 
 
-def read_leaf(path: str | Path, features: int, classes: int, rows: LeafRows | None = None) -> Mapping[str, tuple[Array, Array]]:
+def read_leaf(
+    path: str | Path, features: int, classes: int, rows: LeafRows | None = None, letters: str = ""
+) -> Mapping[str, tuple[Array, Array]]:  # fmt: skip
     """One of LEAF's json files: per user the samples (n, features) float32 in 0..1 and labels (n,) int64 in 0..classes-1.
 
     The file is an object with "users", a list of names, "num_samples" (optional) and "user_data", name -> {"x": [...], "y": [...]}. An
-    entry of x becomes a sample by `rows`; without it, it is a list of numbers. Raises `InputError` naming file, key and value.
+    entry of x becomes a sample by `rows`; without it, it is a list of numbers in 0..1. An entry of y is a number, or with `letters` one of
+    these, whose number is its place. Raises `InputError` naming file, key and value.
     """
     path = Path(path)
     with reading(path, "LEAF json"):
@@ -244,19 +251,22 @@ def read_leaf(path: str | Path, features: int, classes: int, rows: LeafRows | No
         for i, user in enumerate(users):
             if not isinstance(user, str) or user in samples_of or user not in tree["user_data"]:
                 raise InputError(f"{path}: users[{i}] = {user!r}: expected a name, once, that user_data has")
-            samples_of[user] = _leaf_user(f"{path}: user_data[{user!r}]", tree["user_data"][user], features, classes, rows or _leaf_numbers)
+            name = f"{path}: user_data[{user!r}]"
+            samples_of[user] = _leaf_user(name, tree["user_data"][user], features, classes, rows or _leaf_numbers, letters)
             if counts is not None and counts[i] != len(samples_of[user][1]):
                 raise InputError(f"{path}: num_samples[{i}] = {counts[i]!r}, but user {user!r} has {len(samples_of[user][1])} samples")
         return samples_of
 
 
-def _leaf_user(name: str, entry: Any, features: int, classes: int, rows: LeafRows) -> tuple[Array, Array]:
+def _leaf_user(name: str, entry: Any, features: int, classes: int, rows: LeafRows, letters: str) -> tuple[Array, Array]:
     if not isinstance(entry, dict) or not isinstance(entry.get("x"), list) or not isinstance(entry.get("y"), list):
         raise InputError(f"{name}: expected an object with lists 'x' and 'y'")
     x, y = entry["x"], entry["y"]
     if len(x) != len(y):
         raise InputError(f"{name}: has {len(x)} samples in x but {len(y)} labels in y")
     samples = rows(name, x, features)
+    if letters:
+        return samples, _letter_numbers(f"{name}: y", "".join(_single(f"{name}: y[{i}]", label) for i, label in enumerate(y)), letters)
     for i, label in enumerate(y):
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
             raise InputError(f"{name}: y[{i}] = {label!r}, not in 0..{classes - 1}")
@@ -285,6 +295,31 @@ def leaf_tweets(name: str, x: Sequence[Any], features: int) -> Array:
             raise InputError(f"{name}: x[{i}] is not a list with the tweet as its entry {LEAF_TWEET}")
     hashing = HashingVectorizer(n_features=features, alternate_sign=False, token_pattern=r"(?u)\b\w+\b")
     return np.asarray(hashing.transform([row[LEAF_TWEET] for row in x]).toarray(), dtype=np.float32).clip(0, 1)
+
+
+def leaf_characters(name: str, x: Sequence[Any], features: int) -> Array:
+    """`LeafRows` of Shakespeare: the numbers of the characters before the one to be predicted, as `engine.models.NextWord` takes them."""
+    samples = np.zeros((len(x), features), np.float32)
+    for i, row in enumerate(x):
+        if not isinstance(row, str) or len(row) != features:
+            raise InputError(f"{name}: x[{i}] is not a text of {features} characters")
+        samples[i] = (_letter_numbers(f"{name}: x[{i}]", row, LEAF_CHARACTERS) + 0.5) / len(LEAF_CHARACTERS)
+    return samples
+
+
+def _single(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 1:
+        raise InputError(f"{name} = {value!r}: expected one character")
+    return value
+
+
+def _letter_numbers(name: str, text: str, letters: str) -> Array:
+    """The place of each character of `text` among `letters`, (characters,) int64."""
+    places = np.array([letters.find(character) for character in text], dtype=np.int64)
+    if (places < 0).any():
+        at = int(places.argmin())
+        raise InputError(f"{name}[{at}] = {text[at]!r}: not one of LEAF's {len(letters)} characters")
+    return places
 
 
 def read_lines(path: str | Path) -> tuple[str, ...]:

@@ -13,19 +13,33 @@ import numpy as np
 from ..errors import InputError
 from ..types import Array
 from .datasets import HOW_TO_SET, Dataset, dataset_of, find_file
-from .formats import LARGEST_BYTES, LeafRows, leaf_tweets, read_leaf, read_lines, read_own_npz
+from .formats import (
+    LARGEST_BYTES,
+    LEAF_CHARACTERS,
+    LeafRows,
+    leaf_characters,
+    leaf_tweets,
+    read_leaf,
+    read_lines,
+    read_own_npz,
+)
 from .scaling import Scaling
 
 __all__ = ["REAL_CLIENTS"]
 
-TWEET_FEATURES = 1024
+TWEET_FEATURES, CHARACTERS_BEFORE = 1024, 80
 HAR_FEATURES, HAR_CLASSES = 561, ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 TEST_SHARE = 4
 """One of so many rows of a person is a test row."""
 
 
-def _leaf(name: str, directory: Path, features: int, classes: int, rows: LeafRows | None = None) -> tuple[Dataset, int]:
-    """LEAF's json files: folders `train` and `test` as its scripts make them, split by sample. The data set and its number of users."""
+def _leaf(
+    name: str, directory: Path, features: int, classes: int, rows: LeafRows | None = None, letters: str = ""
+) -> tuple[Dataset, int]:  # fmt: skip
+    """LEAF's json files: folders `train` and `test` as its scripts make them, split by sample. The data set and its number of users.
+
+    `rows`, `letters`: as in `read_leaf`.
+    """
     folders = [directory / name, directory / name / "data", directory / name.upper()]
     candidates = [folder for folder in folders if (folder / "train").is_dir() and (folder / "test").is_dir()]
     searched = " and ".join(map(str, folders))
@@ -37,7 +51,7 @@ def _leaf(name: str, directory: Path, features: int, classes: int, rows: LeafRow
         if not paths:
             raise InputError(f"{name}: no *.json in {candidates[0] / part}; {HOW_TO_SET}")
         for path in paths:
-            for user, samples in read_leaf(path, features, classes, rows).items():
+            for user, samples in read_leaf(path, features, classes, rows, letters).items():
                 if user in users:
                     raise InputError(f"{path}: user {user!r} is in an earlier file too")
                 if part == "test" and user not in parts["train"]:
@@ -67,6 +81,12 @@ def _sent140(directory: Path) -> Dataset:
     dataset, accounts = _leaf("sent140", directory, TWEET_FEATURES, 2, leaf_tweets)
     note = f"sent140: {accounts} accounts as LEAF's files name them; tweets are hashed counts of words, {TWEET_FEATURES} features"
     return replace(dataset, notes=(note, *dataset.notes), class_names=("negative", "positive"))
+
+
+def _shakespeare(directory: Path) -> Dataset:
+    """The next character of Shakespeare's plays by role, from the 80 characters before it."""
+    dataset, roles = _leaf("shakespeare", directory, CHARACTERS_BEFORE, len(LEAF_CHARACTERS), leaf_characters, LEAF_CHARACTERS)
+    return replace(dataset, notes=(f"shakespeare: {roles} roles as LEAF's files name them", *dataset.notes))
 
 
 def _har(directory: Path) -> Dataset:
@@ -147,6 +167,7 @@ def _features(name: str, directory: Path) -> Dataset:
 REAL_CLIENTS: Mapping[str, Callable[[Path], Dataset]] = {
     "femnist": _femnist,
     "sent140": _sent140,
+    "shakespeare": _shakespeare,
     "har": _har,
     **{name: partial(_features, name) for name in ("wisdm", "sentiment", "beijing48")},
 }

@@ -33,6 +33,7 @@ DATASETS: dict[str, str] = {
     "omniglot": "Omniglot's small sets at 28×28: 160 drawers as clients, eight alphabets as kinds; not FEMNIST",
     "femnist": "FEMNIST with its writers, LEAF's json files in femnist/train and femnist/test",
     "sent140": "sentiment of tweets with their accounts, LEAF's json files in sent140/train and sent140/test",
+    "shakespeare": "next characters of plays by role, for `lstm`, LEAF's json files in shakespeare/train and shakespeare/test",
     "har": "activities of 30 people with a phone (UCI HAR), train/X_train.txt and so on in har or in UCI HAR Dataset",
     "wisdm": "activities of 36 people with a phone (WISDM v1.1), 43 features, real_clients/wisdm.npz",
     "sentiment": "reviews of products in four domains (Blitzer et al. 2007), 32 clients, real_clients/sentiment.npz",

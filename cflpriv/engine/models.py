@@ -232,7 +232,10 @@ def _resnet9(model: Model) -> nn.Module:
 
 
 class NextWord(nn.Module):
-    """Two LSTM layers over a window of words, given as their numbers, and a score for each word that may come next."""
+    """Two LSTM layers over a window of words, and a score for each word that may come next.
+
+    A window is (n, words), the words' numbers; or (n, 1, 1, words) within 0 to 1, where (number + ½) / words stands for a number.
+    """
 
     def __init__(self, words: int, units: int) -> None:
         super().__init__()
@@ -241,12 +244,14 @@ class NextWord(nn.Module):
         self.scores = nn.Linear(units, words)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        after, _ = self.layers(self.embedding(x.long()))
+        count = self.embedding.num_embeddings
+        numbers = x.long() if x.dim() == 2 else (x.flatten(1) * count).long().clamp(0, count - 1)
+        after, _ = self.layers(self.embedding(numbers))
         return self.scores(after[:, -1])  # type: ignore[no-any-return]
 
 
 def _lstm(model: Model) -> nn.Module:
-    if len(model.shape) != 1:
+    if max(model.shape[:-1], default=1) != 1:
         raise InputError(f"model.name: 'lstm' needs windows of word numbers, shape (words,), the data have shape {model.shape}")
     return NextWord(model.classes, model.hidden)
 

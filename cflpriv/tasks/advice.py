@@ -1,7 +1,8 @@
 """What clients compute for the advice: models kept with the client, and what of their held-out accuracy goes into sums.
 
-No model, weight or accuracy of a single client leaves it. Two parts leave, each in a sum over all clients: "responsibilities", from which
-the shared weights of mixtures follow, and "scores". Under a protection of sums neither is seen for one client.
+No model, weight or accuracy of a single client leaves it. Three parts leave, each in a sum over all clients: "classes", how many held-out
+samples of each class there are; "responsibilities", from which the shared weights of mixtures follow; and "scores". Under a protection of
+sums none is seen for one client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,13 @@ from ..engine.device import in_use, placed
 from ..engine.forward import outputs
 from ..engine.models import Model
 from ..types import Array, Parts
+from .balanced_scores import class_masses, contribution, sample_weights
 from .evaluation import Evaluate
 from .own_mixture import cross_fitted, likelihoods, mixed, own_weights, responsibilities
 from .training import Train
 
 __all__ = [
-    "EvaluateMixture", "HeldOutScores", "KeepLocal", "KeepProbabilities", "KeepTuned", "Options", "Responsibilities", "contribution",
+    "EvaluateMixture", "HeldOutClasses", "HeldOutScores", "KeepLocal", "KeepProbabilities", "KeepTuned", "Options", "Responsibilities",
     "kept_names",
 ]  # fmt: skip
 
@@ -190,6 +192,8 @@ def _mixtures(options: Options, weights: Mapping[str, Any]) -> list[tuple[tuple[
 class Responsibilities:
     """The mean shares of each model in the likelihood of held-out samples, of all mixtures, under the given shared "weights".
 
+    "class_weights": as for `HeldOutScores`; clients count alike.
+
     Part: "responsibilities" (models of all mixtures,), which add up to 1 in each mixture.
     """
 
@@ -202,8 +206,9 @@ class Responsibilities:
 
     def run(self, task_input: TaskInput) -> Result:
         probabilities, labels = _kept(task_input, self.model)
+        counted = _counted(task_input, labels)
         shares = [
-            responsibilities(likelihoods(probabilities[list(option)], labels), weights)
+            responsibilities(likelihoods(probabilities[list(option)], labels), weights, counted)
             for option, weights in _mixtures(self.options, task_input.params)
         ]
         return {"responsibilities": np.concatenate(shares)}
@@ -217,18 +222,35 @@ def _kept(task_input: TaskInput, model: Model) -> tuple[Array, Array]:
     return probabilities, held_out[1][: probabilities.shape[1]] % model.classes
 
 
-def contribution(accuracies: Array) -> Array:
-    """What a client adds to the sum: its accuracies (options,), and their products (options · (options + 1) / 2,)."""
-    rows, columns = np.triu_indices(len(accuracies))
-    return np.concatenate([accuracies, accuracies[rows] * accuracies[columns]])
+def _counted(task_input: TaskInput, labels: Array) -> Array:
+    """How much each held-out sample counts (samples,)."""
+    return sample_weights(labels, np.asarray(task_input.params["class_weights"], dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class HeldOutClasses:
+    """How many held-out samples of each class the client has, in units of `balanced_scores.MOST_SAMPLES`.
+
+    Part: "classes" (classes,).
+    """
+
+    model: Model
+
+    parts: ClassVar[Parts] = {"classes": "summed"}
+    keeps: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = (PROBABILITIES,)
+
+    def run(self, task_input: TaskInput) -> Result:
+        return {"classes": class_masses(_kept(task_input, self.model)[1], self.model.classes)}
 
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """The accuracy of each option on held-out samples, and the products of these accuracies (`contribution`).
+    """The score of each option on held-out samples, the client's weight, and the products of these (`balanced_scores.contribution`).
 
-    A mixture's accuracy is cross-fitted; its prior are the given shared "weights" (models of all mixtures,). Part: "scores". Kept: the
-    weights of the client's own mixtures, from all held-out samples.
+    The given "class_weights" (classes,) say how much a sample counts; without (0,), all of a client's count alike and clients equally. A
+    mixture's score is cross-fitted; its prior are the given shared "weights" (models of all mixtures,). Part: "scores". Kept: the weights
+    of the client's own mixtures, from all held-out samples.
     """
 
     options: Options
@@ -240,16 +262,16 @@ class HeldOutScores:
 
     def run(self, task_input: TaskInput) -> Result:
         probabilities, labels = _kept(task_input, self.model)
-        shared = dict(_mixtures(self.options, task_input.params))
-        accuracies, own = [], [np.zeros(0)]
+        shared, counted = dict(_mixtures(self.options, task_input.params)), _counted(task_input, labels)
+        right, own = [], [np.zeros(0)]
         for option in self.options:
             inside = probabilities[list(option)]
             if option in shared:
-                accuracies.append(cross_fitted(inside, labels, shared[option], task_input.streams("mixture folds")))
-                own.append(own_weights(likelihoods(inside, labels), shared[option]))
+                right.append(cross_fitted(inside, labels, shared[option], counted, task_input.streams("mixture folds")))
+                own.append(own_weights(likelihoods(inside, labels), shared[option], counted))
             else:
-                accuracies.append(float((inside[0].argmax(1) == labels).mean()))
-        return {"scores": contribution(np.array(accuracies)), WEIGHTS: np.concatenate(own)}
+                right.append(inside[0].argmax(1) == labels)
+        return {"scores": contribution(np.array(right), counted), WEIGHTS: np.concatenate(own)}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ step is the mean over clients of `responsibilities`, one secure sum of K numbers
 weights count as much as `STRENGTH` samples (a Dirichlet prior), so small clients stay near to them.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..randomness import Stream
@@ -31,10 +29,13 @@ def likelihoods(probabilities: Array, labels: Array) -> Array:
     return np.asarray(np.maximum(probabilities[:, np.arange(len(labels)), labels], LEAST))
 
 
-def responsibilities(likelihood: Array, weights: Array) -> Array:
-    """The mean over samples (models,) of each model's share of a sample's likelihood (models, samples) under `weights` (models,)."""
+def responsibilities(likelihood: Array, weights: Array, counted: Array) -> Array:
+    """The mean over samples (models,) of each model's share of a sample's likelihood (models, samples) under `weights` (models,).
+
+    counted: how much each sample counts (samples,).
+    """
     shares = weights[:, None] * likelihood
-    return np.asarray((shares / shares.sum(0)).mean(1))
+    return np.asarray((shares / shares.sum(0)) @ counted / max(float(counted.sum()), np.finfo(np.float64).tiny))
 
 
 def floored(weights: Array) -> Array:
@@ -42,11 +43,14 @@ def floored(weights: Array) -> Array:
     return (1 - UNIFORM) * weights + UNIFORM / len(weights)
 
 
-def own_weights(likelihood: Array, shared: Array) -> Array:
-    """A client's weights (models,): the maximum a posteriori from its likelihoods (models, samples) and the `shared` weights (models,)."""
+def own_weights(likelihood: Array, shared: Array, counted: Array) -> Array:
+    """A client's weights (models,): the maximum a posteriori from its likelihoods (models, samples) and the `shared` weights (models,).
+
+    counted: as in `responsibilities`; together the samples count as many as they are.
+    """
     weights, samples = shared, likelihood.shape[1]
     for _ in range(OWN_STEPS if samples else 0):
-        weights = (samples * responsibilities(likelihood, weights) + STRENGTH * shared) / (samples + STRENGTH)
+        weights = (samples * responsibilities(likelihood, weights, counted) + STRENGTH * shared) / (samples + STRENGTH)
     return weights
 
 
@@ -55,16 +59,15 @@ def mixed(probabilities: Array, weights: Array) -> Array:
     return np.asarray(np.einsum("k,knc->nc", weights, probabilities))
 
 
-def cross_fitted(probabilities: Array, labels: Array, shared: Array, draws: Stream) -> float:
-    """The share of held-out samples that a client's mixture predicts right; the weights for each fifth are from the other samples."""
+def cross_fitted(probabilities: Array, labels: Array, shared: Array, counted: Array, draws: Stream) -> Array:
+    """Which held-out samples (samples,) a client's mixture predicts right; the weights for each fifth are from the other samples.
+
+    counted: as in `responsibilities`.
+    """
     likelihood, parts = likelihoods(probabilities, labels), draws.permutation(len(labels)) % FOLDS
-    right = 0
+    right = np.zeros(len(labels), dtype=bool)
     for part in np.unique(parts):
         inside, rest = np.flatnonzero(parts == part), np.flatnonzero(parts != part)
-        weights = own_weights(likelihood[:, rest], shared)
-        right += _right(mixed(probabilities[:, inside], weights), labels[inside])
-    return right / max(1, len(labels))
-
-
-def _right(probabilities: Array, labels: Sequence[int] | Array) -> int:
-    return int((probabilities.argmax(1) == labels).sum())
+        weights = own_weights(likelihood[:, rest], shared, counted[rest])
+        right[inside] = mixed(probabilities[:, inside], weights).argmax(1) == labels[inside]
+    return right

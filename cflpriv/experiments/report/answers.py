@@ -213,7 +213,7 @@ def _compared(subject: RunFiles, others: Mapping[str, RunFiles]) -> list[Differe
     if len(shared) < FEWEST_CLIENTS:
         return f"Scored in all runs: {counted(len(shared), 'client')}; fewer than {FEWEST_CLIENTS} tell nothing."
     values = np.array([[score[client] for client in shared] for score in scores])
-    moments = Moments(tuple(names), values.mean(1), np.cov(values), len(shared))
+    moments = Moments(tuple(names), values.mean(1), np.cov(values), len(shared), len(shared))
     return differences(moments, [("this", kind) for kind in others], np.random.default_rng(0))
 
 

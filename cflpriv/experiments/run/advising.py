@@ -1,25 +1,28 @@
-"""The end of a run: the advice (`[run] advise`) and own mixtures (`[training] mixture`), with accuracies on test data, which only the
+"""The end of a run: the advice (`[run] advise`) and own mixtures (`[training] mixture`), with scores on test data, which only the
 experimenter sees."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from ...advice.procedure import Advised, advise, own_mixture
-from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, TOLERANCE, Advice, cannot_tell
-from ...class_counts import LEARN_MORE, LEARNED, as_counts
+from ...advice.verdict import LOCAL, ONE, ONE_MIXTURE, Advice, cannot_tell
+from ...class_counts import LEARN_MORE, LEARNED, MARGINS, as_counts, pooled
+from ...engine import Result
 from ...engine.device import using
 from ...engine.threads import one_thread
 from ...federation.registry import ClientsLost
 from ...protocols.errors import TooFewClients
-from ...types import Array
 from ..config.config import Config
 from .loop import Experiment, device_of
-from .measure import served_accuracy
+from .measure import scores_of, served_results
 
-__all__ = ["advised", "conclude", "not_learned", "test_accuracies"]
+__all__ = ["advised", "conclude", "not_learned", "score_of", "test_results"]
+
+ACCURACY, BALANCED = "accuracy", "balanced accuracy"
+"""What the advice goes by: balanced accuracy, as the report, and the mean accuracy of clients where there are too many classes for it."""
 
 
 def conclude(run: Experiment) -> None:
@@ -48,21 +51,21 @@ def advised(run: Experiment) -> Advised:
 
 
 def not_learned(row: Mapping[str, Any], held_out: Mapping[str, float]) -> str:
-    """Why the options of an advice, with these accuracies on held-out samples, tell nothing; "" where something was learned.
+    """Why the options of an advice, with these balanced accuracies on held-out samples, tell nothing; "" where something was learned.
 
-    Nothing was learned where both hold: by the round's `row` the run's models gained less than the share `LEARNED` of the possible balanced
-    accuracy, and no option's accuracy is more than `TOLERANCE` above that of always naming the majority class.
+    Nothing was learned where neither the run's models, by the round's `row`, nor any option gained the share `LEARNED` of the possible
+    balanced accuracy.
     """
     counts = as_counts(np.array(row["by_class"]["counts"])) if row.get("by_class") else None
     if counts is None or not held_out:
         return ""
-    k, majority = int(counts.occurring.sum()), float(row["majority_accuracy"])
-    learned = k < 2 or counts.balanced_accuracy >= 1 / k + LEARNED * (1 - 1 / k)
-    if learned or max(held_out.values()) > majority + TOLERANCE:
+    k = int(counts.occurring.sum())
+    best = max(counts.balanced_accuracy, *held_out.values())
+    if k < 2 or best >= 1 / k + LEARNED * (1 - 1 / k):
         return ""
     return (
-        f"the model has not learned: balanced accuracy {counts.balanced_accuracy:.1%} where a constant answer has {1 / k:.1%}, and no "
-        f"option is better than always naming the majority class, {majority:.1%}; {LEARN_MORE}, then advise again"
+        f"no model has learned: the best balanced accuracy of all options is {best:.1%}, and a constant answer has {1 / k:.1%}; "
+        f"{LEARN_MORE}, then advise again"
     )
 
 
@@ -92,7 +95,8 @@ def _mixture(run: Experiment) -> Mapping[str, Any]:
         "differences": [
             asdict(replace(pair, better=names[pair.better], other=names[pair.other])) for pair in verdict.differences
         ],
-        "test_accuracy": {names[option]: _mean(values) for option, values in test_accuracies(run, outcome).items()},
+        "score": _score_name(run),
+        "test_accuracy": {names[option]: score_of(results) for option, results in test_results(run, outcome).items()},
         "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
     }  # fmt: skip
 
@@ -104,10 +108,24 @@ def _under_privacy(config: Config) -> str:
     )
 
 
-def test_accuracies(run: Experiment, outcome: Advised) -> dict[str, Array]:
-    """Each trained client's accuracy (clients,) on its own test data, by option. Outside the protocol."""
+def test_results(run: Experiment, outcome: Advised) -> dict[str, list[Result]]:
+    """What each trained client's evaluation gives on its own test data, by option. Outside the protocol."""
     clients = tuple(client for client in run.federation.clients if client not in run.newcomers)
-    return {option: served_accuracy(run.simulated, served, clients) for option, served in outcome.served.items()}
+    return {option: served_results(run.simulated, served, clients) for option, served in outcome.served.items()}
+
+
+def score_of(results: Sequence[Result]) -> float | None:
+    """The balanced accuracy of all clients' samples together, or clients' mean accuracy where no class is counted; None without any."""
+    array = pooled(results)
+    counts = None if array is None else as_counts(array)
+    if counts is not None:
+        return counts.balanced_accuracy
+    accuracies = scores_of(results)[0]
+    return float(np.nanmean(accuracies)) if np.isfinite(accuracies).any() else None
+
+
+def _score_name(run: Experiment) -> str:
+    return BALANCED if run.population.classes <= MARGINS else ACCURACY
 
 
 def _record(run: Experiment, outcome: Advised) -> Mapping[str, Any]:
@@ -118,7 +136,8 @@ def _record(run: Experiment, outcome: Advised) -> Mapping[str, Any]:
         "held_out_accuracy": dict(verdict.means or {}), "differences": [asdict(difference) for difference in verdict.differences],
         "allowed": list(verdict.allowed), "reasons": list(verdict.reasons), "stability": outcome.stability, "clients": verdict.clients,
         "passes": outcome.passes, "client_epochs": outcome.passes * _trained_share(run), "numbers_in_sums": outcome.numbers,
-        "test_accuracy": {option: _mean(values) for option, values in test_accuracies(run, outcome).items()},
+        "score": _score_name(run),
+        "test_accuracy": {option: score_of(results) for option, results in test_results(run, outcome).items()},
     }  # fmt: skip
 
 
@@ -127,7 +146,3 @@ def _trained_share(run: Experiment) -> float:
     trained = sum(client.samples for client in run.population.clients)
     held_out = sum(0 if client.held_out is None else len(client.held_out[1]) for client in run.population.clients)
     return trained / (trained + held_out)
-
-
-def _mean(values: Any) -> float | None:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else None

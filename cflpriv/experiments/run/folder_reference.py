@@ -93,15 +93,14 @@ _SUMMARY = {
     "clusters, true_groups, ari, choice_ari": "Clusters in use, true groups, and their adjusted Rand index; that of clients' own choices. "
     "The last three are null where true groups are unknown.",
     "advice": "What to deploy (`run.advise`): `advice`, whether it is `decided` and `clear`, options that "
-    "`cannot_be_told_apart`, `held_out_accuracy` by option, `differences` with simultaneous intervals, `allowed` options, `reasons`, "
-    "`stability` of the groups over three searches, `clients`, `passes` (a client's passes over its training samples, beside those of the "
-    "run alone), "
-    "`client_epochs` (the same over a run that holds nothing out), `numbers_in_sums` besides updates, `test_accuracy` by option (the "
-    "experimenter's). Null without.",
+    "`cannot_be_told_apart`, `score` (balanced accuracy; accuracy with over 1,000 classes), `held_out_accuracy` by option, `differences` "
+    "with simultaneous intervals, `allowed` options, `reasons`, `stability` of the groups over three searches, `clients`, `passes` (a "
+    "client's passes over its training samples, beside those of the run alone), `client_epochs` (the same over a run that holds nothing "
+    "out), `numbers_in_sums` besides updates, `test_accuracy` by option (the experimenter's). Null without.",
     "clear_structure, cut_rule, knowledge": "Whether groups were found, by which rule, and what was known of them before.",
     "placements": "What happened to clients that were placed again, or that joined, with the `round`: as in rounds.",
     "unplaced": "Clients that belong to no cluster at the end; they use the model of the nearest.",
-    "mixture": "Clients' own mixtures (`training.mixture`): accuracies of local models, models of the run and own mixtures, their "
+    "mixture": "Clients' own mixtures (`training.mixture`): scores of local models, models of the run and own mixtures, their "
     "`differences`, `client_epochs` and `numbers_in_sums` as under `advice`; why there are none (`reason`). Null without.",
     "rounds, rounds_planned, rounds_skipped": "Rounds that ran, were planned, changed nothing.",
     "group_rounds_without_sum, clipped_client_rounds": "Sums that a cluster missed; contributions that were clipped.",

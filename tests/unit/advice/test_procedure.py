@@ -49,7 +49,7 @@ def test_clusters_are_advised_where_groups_permute_labels(advised: tuple[Path, d
     assert control["low"] > 0
     assert advice["stability"] == 1.0
     # the models that are scored are those that are deployed
-    assert advice["test_accuracy"][CLUSTERS] == pytest.approx(advised[1]["accuracy_mean"])
+    assert advice["test_accuracy"][CLUSTERS] == pytest.approx(advised[1]["balanced_accuracy"])
 
 
 def test_the_advice_stays_within_its_costs(advised: tuple[Path, dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ def test_one_model_is_not_trained_twice(tmp_path: Path) -> None:
     config = config_of(algorithm={"name": "fedavg"}, training={"rounds": 2})
     summary = run_experiment(config, tmp_path / "run")
     assert set(summary["advice"]["held_out_accuracy"]) == {LOCAL, "one model", ONE_MIXTURE}
-    assert summary["advice"]["test_accuracy"]["one model"] == pytest.approx(summary["accuracy_mean"])
+    assert summary["advice"]["test_accuracy"]["one model"] == pytest.approx(summary["balanced_accuracy"])
     assert summary["advice"]["client_epochs"] <= 3
 
 
@@ -127,10 +127,12 @@ def test_a_mixture_is_an_option_of_clustered_algorithms(algorithm: str, tmp_path
     summary = run_experiment(config, tmp_path / "run")
     mixture = summary["mixture"]
     assert summary["advice"] is None
-    assert mixture["test_accuracy"]["models of the run"] == pytest.approx(summary["accuracy_mean"])
+    assert mixture["test_accuracy"]["models of the run"] == pytest.approx(summary["balanced_accuracy"])
     assert mixture["held_out_accuracy"].keys() == mixture["test_accuracy"].keys() == {"local models", "models of the run", "own mixture"}
     assert mixture["client_epochs"] <= 3
-    assert mixture_line(mixture).startswith("mixtures with each client's own model: each client's own model, trained alone ")
+    assert mixture_line(mixture).startswith(
+        "mixtures with each client's own model: balanced accuracy of each client's own model, trained alone "
+    )
 
 
 def test_the_weights_of_a_mixture_stay_with_the_client(tmp_path: Path) -> None:
@@ -189,13 +191,13 @@ def test_tuning_goes_on_from_the_shorter_one() -> None:
 
 
 def test_nothing_is_advised_where_nothing_was_learned() -> None:
-    """Neither by class nor in accuracy: a model that names rare classes, or an option above the majority class, learned something."""
+    """A model that names rare classes, or an option whose balanced accuracy is above that of one answer, learned something."""
     constant = {"by_class": {"counts": [[80, 0], [20, 0]]}, "majority_accuracy": 0.8}
     some = {"by_class": {"counts": [[60, 20], [8, 12]]}, "majority_accuracy": 0.8}
-    means = {"local models": 0.79, "one model": 0.8}
-    assert "the model has not learned" in not_learned(constant, means)
+    means = {"local models": 0.52, "one model": 0.5}
+    assert "no model has learned" in not_learned(constant, means)
     assert not_learned(constant, means).endswith(", then advise again")
-    assert not_learned(constant, {**means, "local models": 0.85}) == ""
+    assert not_learned(constant, {**means, "local models": 0.56}) == ""
     assert not_learned(some, means) == ""
     assert not_learned({}, means) == ""
 
@@ -203,8 +205,8 @@ def test_nothing_is_advised_where_nothing_was_learned() -> None:
 def test_an_advice_that_cannot_tell_names_no_choice_of_its_own_scores() -> None:
     advice = {
         "decided": False,
-        "reasons": ["the model has not learned; train longer"],
+        "reasons": ["no model has learned; train longer"],
         "held_out_accuracy": {"one model": 0.8},
         "advice": "one model",
     }
-    assert advice_lines(advice) == ["what to deploy: cannot tell (the model has not learned; train longer)"]
+    assert advice_lines(advice) == ["what to deploy: cannot tell (no model has learned; train longer)"]

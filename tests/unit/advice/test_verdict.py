@@ -23,16 +23,18 @@ from cflpriv.advice.verdict import (
     would_use_clusters,
 )
 from cflpriv.randomness import stream
-from cflpriv.tasks.advice import contribution
+from cflpriv.tasks.balanced_scores import contribution
 from cflpriv.types import Array
 
 DRAWS = stream(0, "test intervals")
 NAMES = (LOCAL, ONE, ONE_MIXTURE, CLUSTERS, CLUSTERS_MIXTURE, RANDOM, RANDOM, RANDOM_MIXTURE)
 
 
-def sums_of(names: tuple[str, ...], accuracies: Array) -> Moments:
-    """The moments of clients' accuracies (clients, options), by way of the sum that leaves them."""
-    return moments_of(names, np.mean([contribution(row) for row in accuracies], axis=0), len(accuracies))
+def sums_of(names: tuple[str, ...], accuracies: Array, weights: Array | None = None) -> Moments:
+    """The moments of clients' accuracies (clients, options), from the sum that leaves them; without `weights` clients weigh equally."""
+    weights = np.ones(len(accuracies)) if weights is None else weights
+    sums = [contribution(row[:, None], np.array([weight])) for row, weight in zip(accuracies, weights, strict=True)]
+    return moments_of(names, np.mean(sums, axis=0), len(accuracies))
 
 
 def scores(means: dict[str, float], clients: int = 40, spread: float = 0.02, seed: int = 0) -> Moments:
@@ -50,7 +52,22 @@ def test_sums_give_the_means_and_the_covariance_of_the_clients(clients: int, opt
     moments = sums_of(tuple(map(str, range(options))), accuracies)
     assert np.allclose(moments.means, accuracies.mean(0))
     assert np.allclose(moments.covariance, np.cov(accuracies.T).reshape(options, options))
-    assert len(contribution(accuracies[0])) == options + options * (options + 1) // 2
+    assert moments.effective == pytest.approx(clients)
+    assert len(contribution(accuracies[0][:, None], np.ones(1))) == (options + 1) + (options + 1) * (options + 2) // 2
+
+
+@given(st.integers(2, 30), st.integers(1, 5), st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_scores_of_clients_of_unequal_weight_are_ratios_of_sums(clients: int, options: int, seed: int) -> None:
+    """And their errors those of a ratio: a client's scores less what its weight has at the mean, by the mean weight."""
+    rng = np.random.default_rng(seed)
+    accuracies, weights = rng.random((clients, options)), rng.uniform(0.1, 4, clients)
+    moments = sums_of(tuple(map(str, range(options))), accuracies, weights)
+    means = np.average(accuracies, axis=0, weights=weights)
+    beyond = weights[:, None] * (accuracies - means) / weights.mean()
+    assert np.allclose(moments.means, means)
+    assert np.allclose(moments.covariance, beyond.T @ beyond / (clients - 1))
+    assert moments.effective == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
 
 
 def test_an_interval_of_one_pair_is_the_paired_t_interval() -> None:
@@ -85,7 +102,7 @@ def test_clusters_are_advised_where_they_are_best_and_random_clusters_are_not() 
     ("change", "stability", "words"),
     [
         ({RANDOM: 0.8}, 1.0, "random clusters of the same sizes may do as well"),
-        ({}, 0.3, "not stable"),
+        ({CLUSTERS: 0.63, CLUSTERS_MIXTURE: 0.63, RANDOM: 0.62}, 0.3, "not stable"),
         ({RANDOM: None, RANDOM_MIXTURE: None}, 1.0, "not compared with random clusters"),
     ],
 )
@@ -95,6 +112,14 @@ def test_clusters_are_not_advised_without_the_control(change: dict[str, float | 
     assert verdict.advice == ONE_MIXTURE
     assert words in verdict.reasons[0]
     assert not {CLUSTERS, CLUSTERS_MIXTURE} & set(verdict.allowed)
+
+
+@pytest.mark.parametrize(("stability", "allowed"), [(1.0, True), (None, True), (0.3, False)])
+def test_clusters_that_no_other_search_finds_must_help_by_more(stability: float | None, allowed: bool) -> None:
+    """By a point, with an interval from less than a point up; by forty points, they are allowed in any case."""
+    little = {LOCAL: 0.5, ONE: 0.4, CLUSTERS: 0.63, RANDOM: 0.62}
+    assert (CLUSTERS in verdict_of(scores(little), stability, DRAWS).allowed) == allowed
+    assert verdict_of(scores({**little, RANDOM: 0.2}), stability, DRAWS).advice == CLUSTERS
 
 
 def test_the_mixture_with_clusters_has_a_control_of_its_own() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from cflpriv.data import DataSpec, build_population, load_dataset
+from cflpriv.data.formats import LEAF_CHARACTERS
 from cflpriv.errors import InputError
+from cflpriv.experiments import parse_config, run_experiment
 
 FOLDER = Path(os.environ.get("CFLPRIV_DATA") or "absent")
 
@@ -33,6 +35,60 @@ def test_accounts_are_clients_and_tweets_are_counts_of_words(tmp_path: Path) -> 
     write_tweets(tmp_path, {"ann": ["good"], "bob": [7]})
     with pytest.raises(InputError, match=r"user_data\['bob'\]: x\[0\] is not a list with the tweet as its entry 4"):
         load_dataset("sent140", tmp_path)
+
+
+def write_roles(folder: Path, roles: dict[str, tuple[list[Any], list[Any]]], part: str = "train") -> None:
+    """LEAF's Shakespeare: of each role 80 characters, and the one after them."""
+    (folder / "shakespeare" / part).mkdir(parents=True, exist_ok=True)
+    tree = {"users": list(roles), "user_data": {role: {"x": x, "y": y} for role, (x, y) in roles.items()}}
+    (folder / "shakespeare" / part / "all.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+def test_roles_are_clients_and_characters_are_numbers(tmp_path: Path) -> None:
+    lines = ["To be, or not to be: that is the question".ljust(80), LEAF_CHARACTERS]
+    write_roles(tmp_path, {"HAMLET": (lines, ["!", "\n"]), "YORICK": ([" " * 80], ["}"])})
+    write_roles(tmp_path, {"HAMLET": (lines[:1], [" "])}, "test")
+    population = build_population(DataSpec(source="shakespeare", partition="given"), tmp_path)
+    hamlet, yorick = population.clients
+    assert (population.shape, population.classes, population.groups_known) == ((1, 1, 80), 80, False)
+    numbers = (hamlet.x_train.reshape(2, 80) * 80).astype(int)
+    assert ["".join(LEAF_CHARACTERS[number] for number in row) for row in numbers] == lines
+    assert (numbers[1] == np.arange(80)).all()
+    assert (hamlet.y_train.tolist(), yorick.y_train.tolist(), hamlet.y_test.tolist()) == ([2, 0], [79], [1])
+    assert any("2 roles" in note for note in population.notes)
+
+
+def test_a_next_character_model_trains_on_roles(tmp_path: Path) -> None:
+    """Every line is the alphabet from another letter on, so the next character is known."""
+    letters = LEAF_CHARACTERS[53:79]
+    own = [((letters[at:] + letters * 4)[:80], letters[(at + 80) % 26]) for at in range(26)]
+    roles = {f"ROLE {number}": ([x for x, _ in own], [y for _, y in own]) for number in range(4)}
+    for part in ("train", "test"):
+        write_roles(tmp_path, roles, part)
+    tree = {
+        "data": {"source": "shakespeare", "partition": "given", "clients": 0}, "model": {"name": "lstm", "hidden": 32},
+        "training": {"rounds": 12, "epochs": 5, "lr": 2.0, "batch_size": 26}, "algorithm": {"name": "fedavg"},
+    }  # fmt: skip
+    summary = run_experiment(parse_config(tree), tmp_path / "run", data_dir=tmp_path)
+    assert summary["accuracy_mean"] > 0.5  # by chance 1 of 26
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        ("short", "a", r"x\[0\] is not a text of 80 characters"),
+        (["a"] * 80, "a", r"x\[0\] is not a text of 80 characters"),
+        ("é" * 80, "a", r"x\[0\]\[0\] = 'é': not one of LEAF's 80 characters"),
+        ("a" * 80, "é", r"y\[0\] = 'é': not one of LEAF's 80 characters"),
+        ("a" * 80, "ab", r"y\[0\] = 'ab': expected one character"),
+        ("a" * 80, 3, r"y\[0\] = 3: expected one character"),
+    ],
+)
+def test_bad_roles(x: Any, y: Any, words: str, tmp_path: Path) -> None:
+    write_roles(tmp_path, {"HAMLET": ([x], [y])})
+    write_roles(tmp_path, {"HAMLET": (["a" * 80], ["a"])}, "test")
+    with pytest.raises(InputError, match=r"all\.json: user_data\['HAMLET'\]: " + words):
+        load_dataset("shakespeare", tmp_path)
 
 
 def write_har(folder: Path, **changes: Any) -> None:

@@ -46,7 +46,7 @@ from cflpriv.federation.task_encoding import known_tasks
 from cflpriv.federation.values import Origin, Values, form_of
 from cflpriv.protocols.errors import RemoteError, TooFewClients
 from cflpriv.protocols.orthonormal import TRANSFORMS
-from cflpriv.tasks.advice import HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Responsibilities
+from cflpriv.tasks.advice import HeldOutClasses, HeldOutScores, KeepLocal, KeepProbabilities, KeepTuned, Responsibilities
 from cflpriv.tasks.block_choices import ChooseAndMove, ChooseListed
 from cflpriv.tasks.change_of_data import ChangeOfData, ComparedAgain, KeepSamples
 from cflpriv.tasks.cluster_shares import (
@@ -438,7 +438,7 @@ def test_every_task_declares_the_kinds_of_its_parts() -> None:
         WithUpdate(CentreShare(model), train, 0.2), Beside(), TrainAndTell(train), RobustStep(train, 2), EvaluateRobust(model, 2),
         SoftStep(train, 0.1, 0, 0), EvaluateSoft(model),
         KeepLocal(train, 0, 1), KeepTuned(train, Evaluate(model), "one", (1,)), KeepProbabilities(model, ("advice one",)),
-        Responsibilities(((0, 1),), model), HeldOutScores(((0,), (0, 1)), model),
+        Responsibilities(((0, 1),), model), HeldOutClasses(model), HeldOutScores(((0,), (0, 1)), model),
         KeepSamples(), ChangeOfData(), ComparedAgain(PrincipalHalves(1)),
     ]  # fmt: skip
     assert sorted(type(task).__name__ for task in tasks) == sorted(set(known_tasks()) - {"Model"})
