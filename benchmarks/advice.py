@@ -8,8 +8,8 @@ of all options and of all models that clients keep (fine-tuned ones too), chosen
 `control`: for an advice of clusters the test difference to random clusters and its 95 per cent interval over clients. `held`: how many of
 the held-out intervals of differences between options hold the difference on test data, of how many.
 
-The rule, frozen before the first judged run: of the judged scenes nine in ten advices lie within a point of the best, the mean loss is at
-most 0.3, nine in ten intervals hold the test difference, and clusters are never advised where random clusters lie inside the interval.
+The rule, frozen before the first judged run: in nine of ten runs the advice is within a point of the best, the mean loss is at most 0.3,
+nine of ten intervals hold the test difference, and clusters are never advised where random clusters lie inside the interval.
 
 In the scenes `rare yes` a fifth of the samples are of class 1, those of two labels of ten; with `concepts` each group says yes to labels of
 its own. In the scenes `one large class` four fifths of the samples are of one class, and two classes have a tenth each.
