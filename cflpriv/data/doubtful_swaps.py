@@ -23,8 +23,9 @@ FEWEST_ROWS, SHARE = 5, 0.05
 LIKELIER, NEAR, OFF = 2.0, 3.0, 1.5
 """A row looks exchanged if its logarithm of the likelihood is larger by so much in the other order; then both values are within so many
 deviations of what is usual, and are so many away now."""
-WIDER, RATIO = 3.5, 10.0
-"""The exchanged values spread at most so many times more, or less, than usual. What was off so many times farther before is near, too."""
+WIDER, RATIO, LIKE = 3.5, 10.0, 1.4
+"""The exchanged values spread at most so many times more, or less, than usual. Their median is within `LIKE` deviations, as far as two
+values are apart that are as frequent; or it was `RATIO` times as far off before."""
 MOST_COLUMNS = 100
 
 
@@ -134,7 +135,7 @@ def _as_usual(values: Array, own: _Usual, other: _Usual) -> bool:
     """Whether values are like the usual ones of another column, in place and in spread."""
     low, middle, high = np.quantile((values - other.middle) / other.spread, (0.25, 0.5, 0.75)).tolist()
     before = abs(float(np.median(values)) - own.middle) / own.spread
-    return bool(abs(middle) < max(AGREED, before / RATIO) and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
+    return bool(abs(middle) < max(LIKE, before / RATIO) and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
 
 
 def _more_than_others(counts: Array, sizes: Array, chance: float) -> int | None:
