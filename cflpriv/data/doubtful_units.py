@@ -22,6 +22,7 @@ __all__ = [
     "bunches",
     "client_units",
     "clients_apart",
+    "clients_differ",
     "examined_rows",
     "mixed_units",
     "related",
@@ -103,7 +104,7 @@ NORMAL_QUARTILES = 1.349
 """The distance between the quartiles of a normal distribution, in deviations."""
 FEWEST_CLIENTS = 3
 MINORITY, MOST_ODD = 0.4, 0.5
-"""Clients in another unit are fewer than the first share; those a hundred times apart, or in °F, at most the second."""
+"""Clients in another unit are fewer than the first share; those a hundred times apart at most the second."""
 GAP = 3.0
 """Between clients in another unit and all others there is a gap so many times as wide as either differ among themselves."""
 FACTOR_SURE = 100
@@ -242,6 +243,12 @@ def bunches(middles: Array, spreads: Array) -> tuple[Array, list[Array]]:
     return parts[most], [part for place, part in enumerate(parts) if place != most]
 
 
+def clients_differ(own: ClientValues) -> bool:
+    """Whether some clients' values are `CLIENT_APART` deviations from those of most."""
+    middles, spreads = own.in_scale(logged=False)
+    return bool((np.abs(middles - np.median(middles)) > CLIENT_APART * np.median(spreads)).any())
+
+
 def clients_apart(own: ClientValues) -> tuple[int, ...]:
     """A minority of clients whose values are far from those of all others, which are alike; none if there are none.
 
@@ -297,7 +304,7 @@ def _wide(rarer: float, clients: int) -> float:
 
 def _sure(step: UnitStep, few: int, clients: int) -> bool:
     """Whether few clients have a step, or it is one that hardly a change of the world makes."""
-    return few <= MINORITY * clients or step.factor >= FACTOR_SURE or step.offset > 0
+    return few <= MINORITY * clients or step.factor >= FACTOR_SURE
 
 
 def _curve(quartiles: Array, few: _Side, many: _Side, logged: bool, between: float) -> UnitStep | None:

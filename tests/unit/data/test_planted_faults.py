@@ -96,7 +96,10 @@ def planted(kind: str, table: Table, draws: np.random.Generator) -> tuple[Table,
         case "exchanged in a run" | "exchanged in any rows":
             middles, spreads = np.median(x, axis=0), x.std(0)
             pair = next(
-                [i, j] for i in range(x.shape[1]) for j in range(i) if abs(middles[i] - middles[j]) > 2.5 * max(spreads[i], spreads[j])
+                np.array([i, j])
+                for i in range(x.shape[1])
+                for j in range(i)
+                if abs(middles[i] - middles[j]) > 2.5 * max(spreads[i], spreads[j])
             )
             some = rows[len(rows) // 2 :] if kind.endswith("run") else draws.choice(rows, len(rows) // 3, replace=False)
             x[np.ix_(some, pair)] = x[np.ix_(some, pair[::-1])]
