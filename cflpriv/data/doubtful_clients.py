@@ -12,7 +12,16 @@ from ..types import Array
 from .columns import cell_name
 from .doubtful_runs import filled_in
 from .doubtful_swaps import exchanged
-from .doubtful_units import FEWEST_CLIENTS, MINORITY, ClientValues, client_units, clients_apart, shown_step, values_of_clients
+from .doubtful_units import (
+    FEWEST_CLIENTS,
+    MINORITY,
+    ClientValues,
+    client_units,
+    clients_apart,
+    clients_differ,
+    shown_step,
+    values_of_clients,
+)
 
 __all__ = ["client_remarks"]
 
@@ -47,13 +56,14 @@ def client_remarks(
         some = ", ".join(repr(names[client]) for client in few[:MOST_NAMED]) + (", …" if len(few) > MOST_NAMED else "")
         return f"client{'s' if len(few) > 1 else ''} {some}"
 
-    apart: dict[str, tuple[int, ...]] = {}
+    apart, in_units = dict[str, tuple[int, ...]](), set[str]()
     of_columns = {name: values_of_clients(values, clients) for name, values in numbers.items()}
     for name, values in of_columns.items():
         for mixed in (units := client_units(values)):
             words = f"the values of {shown(mixed.clients)} differ from those of all others by {shown_step(mixed.step)}"
             (notes if name in own else warnings).append(f"column {name!r}: {words}; are they in another unit?")
         if units:
+            in_units.add(name)
             continue
         if (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
@@ -63,7 +73,7 @@ def client_remarks(
             often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
             notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
     for name, few in apart.items():
-        if not any(set(few) & set(others) for other, others in apart.items() if other != name):
+        if not any(clients_differ(others) for other, others in of_columns.items() if other != name and other not in in_units):
             words = f"the values of {shown(few)} are far from those of all others, and those of no other column are"
             notes.append(f"column {name!r}: {words}; is it another unit, an offset, or a group of clients?")
     sizes = np.diff(np.append(begins, len(order)))

@@ -23,8 +23,9 @@ FEWEST_ROWS, SHARE = 5, 0.05
 LIKELIER, NEAR, OFF = 2.0, 3.0, 1.5
 """A row looks exchanged if its logarithm of the likelihood is larger by so much in the other order; then both values are within so many
 deviations of what is usual, and are so many away now."""
-WIDER = 3.5
-"""The exchanged values spread at most so many times more, or less, than usual."""
+WIDER, RATIO, LIKE = 3.5, 10.0, 1.4
+"""The exchanged values spread at most so many times more, or less, than usual. Their median is within `LIKE` deviations, as far as two
+values are apart that are as frequent; or it was `RATIO` times as far off before."""
 MOST_COLUMNS = 100
 
 
@@ -95,7 +96,7 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
             if odd is None:
                 continue
             side = here.astype(bool) & (owners == owners[begins[odd]])
-            if not (_as_usual(a.values[side], b) and _as_usual(b.values[side], a)):
+            if not (_as_usual(a.values[side], a, b) and _as_usual(b.values[side], b, a)):
                 continue
             if not related(side, np.ones(len(rows), bool), labels[rows], bounds):
                 found.append(((first, second), int(owners[begins[odd]]), int(counts[odd])))
@@ -124,14 +125,17 @@ def _alike(a: _Usual, b: _Usual) -> Array:
     own_a, own_b = (a.values - a.middle) / a.spread, (b.values - b.middle) / b.spread
     as_b, as_a = (a.values - b.middle) / b.spread, (b.values - a.middle) / a.spread
     likelier = own_a**2 + own_b**2 - as_a**2 - as_b**2 > 2 * LIKELIER
-    near = (np.abs(as_a) < NEAR) & (np.abs(as_b) < NEAR) & (np.maximum(np.abs(own_a), np.abs(own_b)) > OFF)
+    off = np.maximum(np.abs(own_a), np.abs(own_b))
+    near = np.maximum(np.abs(as_a), np.abs(as_b)) < np.maximum(NEAR, off / RATIO)
+    near &= off > OFF
     return (likelier & near).astype(np.int64)
 
 
-def _as_usual(values: Array, other: _Usual) -> bool:
+def _as_usual(values: Array, own: _Usual, other: _Usual) -> bool:
     """Whether values are like the usual ones of another column, in place and in spread."""
     low, middle, high = np.quantile((values - other.middle) / other.spread, (0.25, 0.5, 0.75)).tolist()
-    return bool(abs(middle) < AGREED and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
+    before = abs(float(np.median(values)) - own.middle) / own.spread
+    return bool(abs(middle) < max(LIKE, before / RATIO) and 1 / WIDER < (high - low) / NORMAL_QUARTILES < WIDER)
 
 
 def _more_than_others(counts: Array, sizes: Array, chance: float) -> int | None:
