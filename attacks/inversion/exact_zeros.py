@@ -41,8 +41,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "own_features_share", why)], None
     metrics = (f"own_{feature.name}s_share", f"own_{feature.name}s_precision")
     model = public_model(case.prior)
-    retrained = feature.is_exact and case.view.adversary != "released"  # released models moved for several rounds at once
-    if why := refusal(case, feature.name, decays=("sgd", "adam") if retrained else ("sgd",)) or blind(case.view):
+    decays = ("sgd", "adam") if feature.is_exact else ("sgd",)
+    if why := refusal(case, feature.name, decays=decays) or blind(case.view):
         return [nothing(case, NAME, metrics[0], why)], None
     pools = [pools_in(case, view, model, feature) for view in (case.view, case.reference)]
     known = {client: feature.of(case.truth.data[client][0]) for client in case.view.coalition}

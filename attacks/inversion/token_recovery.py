@@ -9,8 +9,8 @@ Texts of transformers, in batches of several windows too, follow from the spans 
 
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
 windows, batches and steps; of one window it is the text. A sum is the vocabulary of its cohort, and sums over changing cohorts show whose
-words these are (`inversion.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
-that the public vocabulary has not.
+words these are (`inversion.zeros`). What it does not: nothing about updates with noise, which moves all rows, about the order of words
+under weight decay, or about words that the public vocabulary has not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -231,9 +231,11 @@ def _common(prior: Prior, count: int, without: Array | None = None) -> Array:
 def token_cells(case: Case, name: str) -> list[Cell]:
     """Words of clients from the first update of each that can be read, and the order of those of clients with one window."""
     metrics = ("token_share", "token_precision", "words_in_place")
-    if why := refusal(case) or blind(case.view):
+    if why := refusal(case, decays=("sgd", "adam")) or blind(case.view):
         return [nothing(case, name, metrics[0], why)]
     prior, model = case.prior, public_model(case.prior)
+    if refusal(case):  # weights decay: what nobody's words moved is told from it as in sums
+        return _cells_of_sums(case, name, model)
     observed, reference = (
         {client: client_steps[0] for client, client_steps in single_steps(steps_in(view, model.dimension, case)).items()}
         for view in (case.view, case.reference)
