@@ -23,6 +23,7 @@ from scipy.spatial.distance import cdist
 from torch import nn
 from torch.nn import functional
 
+from ...algorithms.fednova import TrainNormalised
 from ...engine.device import tensor
 from ...engine.models import Model
 from ...errors import InputError
@@ -49,6 +50,8 @@ PLACINGS, SWEEPS = 8, 12
 """Times that all words are placed anew before single changes are tried, and that these are."""
 CLOSE = 1e-6
 """A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
+WEIGHTS_ALONE = (TrainNormalised.beyond,)
+"""What is between training and means and only weighs updates: what nobody's samples move stays so."""
 _Score = Callable[[Array, Array], float]
 
 
@@ -292,7 +295,8 @@ def refusal(case: Case, feature: str = "word", *, decays: Collection[str] = ()) 
     if case.prior.private:
         return f"not attempted: the noise of [privacy] moves the parameters of every {feature}; {feature}s may still leak"
     for local in trainings_in(case.reference).all:
-        if local.beyond or local.held_back:
+        weighted = local.beyond in WEIGHTS_ALONE and not (local.train.weight_decay and local.train.optimizer == "adam")
+        if (local.beyond and not weighted) or local.held_back:
             return f"not attempted: updates hold more than training on all samples; {feature}s may still leak"
         if local.train.weight_decay and local.train.optimizer not in decays:
             return f"not attempted: weight decay moves the parameters of every {feature}; {feature}s may still leak"

@@ -156,11 +156,17 @@ def test_a_row_that_moves_like_no_other_is_not_called_absent() -> None:
     assert present_by_adam(moved, like, channels, np.full((8, 4), 1e-9)).all()  # two alike may be inputs that are always equal
 
 
-@pytest.mark.parametrize("local", [{"weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.003, "batch_size": 2}])
-def test_inputs_of_one_client_are_named_from_secure_sums(local: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("fedavg", {"weight_decay": 0.01}), ("fedavg", {"optimizer": "adam", "lr": 0.003, "batch_size": 2}),
+        ("fednova", {"weight_decay": 0.01}),
+    ],
+)  # fmt: skip
+def test_inputs_of_one_client_are_named_from_secure_sums(name: str, local: dict[str, Any]) -> None:
     """Digits: some pixels are of one client only. Each round sums another three of six clients."""
     training = {"rounds": 10, "participation": 0.5, "epochs": 2, **local}
-    seen = case(config({"name": "fedavg"}, {"sum": "secagg"}, 0, data={"clients": 6, "groups": [list(range(10))], "samples_per_client": 4},
+    seen = case(config({"name": name}, {"sum": "secagg"}, 0, data={"clients": 6, "groups": [list(range(10))], "samples_per_client": 4},
                        training=training, model={"name": "mlp", "hidden": 8}))  # fmt: skip
     feature = features_of(public_model(seen.prior))
     assert feature is not None
