@@ -15,7 +15,7 @@ from cflpriv.attacks.evidence.learned_shares import (
     row_direction,
     shares_of_bias,
 )
-from cflpriv.attacks.evidence.simplex import projected
+from cflpriv.attacks.evidence.linear_evidence import projected
 from cflpriv.attacks.evidence.simulated_shares import Head, head_of, shares_by_simulation
 from cflpriv.attacks.labels.sparse_shares import least_labels, sparse_shares
 from cflpriv.engine import Engine, Streams, TaskInput

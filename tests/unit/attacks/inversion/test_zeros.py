@@ -105,7 +105,7 @@ def test_networks_without_such_features_have_none() -> None:
     assert features_of(Model("lenet5", (1, 28, 28), 10)) is None
 
 
-def trained(model: Model, x: Array, client: int, **settings: Any) -> Array:
+def moved_by_adam(model: Model, x: Array, client: int, **settings: Any) -> Array:
     """The update (d,) of a client with samples x (n, *shape) and random labels, and the model it began with."""
     y = np.random.default_rng(client).integers(model.classes, size=len(x))
     train = Train(model, optimizer="adam", **settings)
@@ -134,7 +134,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
     x = (rng.random((clients, 20, 25)) < 0.3) * own[:, None] * rng.uniform(0.2, 1.0, (clients, 20, 25))
     x = x.reshape(clients, 20, 1, 5, 5).astype(np.float32)
     settings_: dict[str, Any] = {"epochs": 2, "batch_size": batch_size, "lr": 0.01, "weight_decay": decay}
-    moved = np.mean([trained(model, x[client], client, **settings_) for client in range(clients)], axis=0)
+    moved = np.mean([moved_by_adam(model, x[client], client, **settings_) for client in range(clients)], axis=0)
     present = pool_of(model, Train(model, optimizer="adam", **settings_), moved, 20, clients)
     truth = (x != 0).reshape(-1, 25).any(axis=0)
     assert not (present & ~truth).any()
@@ -144,7 +144,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
 def test_a_single_step_of_adam_says_nothing_of_standardised_inputs() -> None:
     model, x = Model("mlp", (1, 5, 5), 3, hidden=12, mean=(0.13,), std=(0.4,)), np.zeros((20, 1, 5, 5), np.float32)
     settings_: dict[str, Any] = {"epochs": 1, "batch_size": 0, "lr": 0.01}
-    assert pool_of(model, Train(model, optimizer="adam", **settings_), trained(model, x, 0, **settings_), 20, 1).all()
+    assert pool_of(model, Train(model, optimizer="adam", **settings_), moved_by_adam(model, x, 0, **settings_), 20, 1).all()
 
 
 def test_a_row_that_moves_like_no_other_is_not_called_absent() -> None:
