@@ -22,8 +22,8 @@ import numpy as np
 from ...types import Array
 
 __all__ = [
-    "LearnedShares", "RidgeShares", "Rows", "eigen_of_centred", "learned_shares", "restricted", "ridge_shares", "row_direction",
-    "row_features",
+    "BiasShares", "LearnedShares", "RidgeShares", "Rows", "eigen_of_centred", "learned_shares", "restricted", "ridge_shares",
+    "row_direction", "row_features", "shares_of_bias",
 ]  # fmt: skip
 
 PENALTY = 1e-2
@@ -98,17 +98,31 @@ class RidgeShares:
     """A ridge regression of shares on updates: coefficients (f, classes) around a `centre` (f,) and a `middle` (classes,).
 
     Updates are divided by `scale`, or by their own lengths where `scale` is 0. By a `scale` the reading of a mean of updates is the
-    mean of their readings.
+    mean of their readings. `error` is the sum of squares that it leaves of clients left out.
     """
 
     centre: Array
     weights: Array
     middle: Array
     scale: float = 0.0
+    error: float = 0.0
 
     def read(self, updates: Array, labels: Sequence[int]) -> Array:
         """Shares (m, classes) from updates (m, f) of clients with so many `labels`."""
         return restricted((_scaled_by(updates, self.scale) - self.centre) @ self.weights + self.middle, labels)
+
+
+@dataclass(frozen=True)
+class BiasShares:
+    """A line, the same for all labels, of a label's share on the movement of its bias; `scale` as in `RidgeShares`."""
+
+    slope: float
+    middle: float
+    scale: float = 0.0
+
+    def read(self, bias: Array, labels: Sequence[int]) -> Array:
+        """Shares (m, classes) from movements (m, classes) by clients with so many `labels`."""
+        return restricted(self.slope * _scaled_by(bias, self.scale) + self.middle, labels)
 
 
 def learned_shares(rows: Rows, shares: Array) -> LearnedShares:
@@ -153,7 +167,20 @@ def ridge_shares(updates: Array, shares: Array, scale: float = 0.0) -> RidgeShar
         left = solution / ((vectors**2) @ shrunk)[:, None]
         if (error := float((left**2).sum())) < best:
             best, dual = error, solution
-    return RidgeShares(centre, known.T @ dual, middle, scale)
+    return RidgeShares(centre, known.T @ dual, middle, scale, best)
+
+
+def shares_of_bias(bias: Array, shares: Array, scale: float = 0.0) -> RidgeShares | BiasShares:
+    """How to read shares (n, classes) from movements (n, classes) of a bias, and from their means: by all, or each label by its own alone.
+
+    The second has two coefficients for all labels, so that a few clients teach them of a vocabulary. What leaves less of clients left out
+    is taken.
+    """
+    ridge, made = ridge_shares(bias, shares, scale), _scaled_by(bias, scale)
+    apart = made - made.mean()
+    slope = float((apart * shares).sum()) / max(float((apart**2).sum()), LEAST)
+    line = BiasShares(slope, float(shares.mean()) - slope * float(made.mean()), scale)
+    return line if float(((slope * made + line.middle - shares) ** 2).sum()) < ridge.error else ridge
 
 
 def eigen_of_centred(rows: Array) -> tuple[Array, Array]:

@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...randomness import Stream
 from ...tasks.training import Train
 from ...types import Array, ClientData
-from .learned_shares import Rows, learned_shares, ridge_shares
+from .learned_shares import Rows, learned_shares, ridge_shares, shares_of_bias
 
 __all__ = [
     "Head", "LinearReading", "head_of", "linear_reading", "pretended_shares", "response_by_simulation", "shares_by_simulation",
@@ -67,7 +67,7 @@ def shares_by_simulation(
         if head is not None and head.has_bias:
             span, seen = slice(span.stop - classes, span.stop), seen[:, -classes:]
         scale = float(np.linalg.norm(seen, axis=1).mean()) if is_mean and not directions else 0.0
-        whole = ridge_shares(seen, shares, scale)
+        whole = (shares_of_bias if head is not None and head.has_bias else ridge_shares)(seen, shares, scale)
         return lambda update, labels: np.asarray(whole.read(np.asarray(update)[None, span], [labels])[0])
     learned = learned_shares(head.rows(seen), shares)
     return lambda update, labels: np.asarray(learned.read(head.rows(np.asarray(update)[None, span]), [labels])[0])

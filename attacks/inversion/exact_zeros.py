@@ -4,9 +4,9 @@ How zeros are read and whose features follow is in `inversion.zeros`. A single u
 
 What it proves: a secure sum shows which words of an embedding, or inputs of a first linear layer, nobody in its cohort has. Sums over
 changing cohorts therefore name the owner of what only one client has, for any number of samples, batches and steps. Adam has to take two
-steps or more where inputs are standardised or weights decay. What it does not prove: anything where cohorts never differ, where noise
-moves every parameter, or of standardised inputs under Adam with weight decay. Features that many clients have are attributed only as far
-as sums separate their owners.
+steps or more where inputs are standardised or weights decay. What it does not prove: anything of cohorts
+that never differ, under noise that moves every parameter, or of standardised inputs under Adam with weight decay. Features that many
+clients have are attributed only as far as sums separate their owners.
 
 A sample with a feature that a client certainly lacks is none of the client's. So the same evidence tells samples that a client trained on
 from others of its distribution: membership, with an error on one side only.
@@ -41,8 +41,8 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
         return [nothing(case, NAME, "own_features_share", why)], None
     metrics = (f"own_{feature.name}s_share", f"own_{feature.name}s_precision")
     model = public_model(case.prior)
-    retrained = feature.is_exact and case.view.adversary != "released"  # released models moved for several rounds at once
-    if why := refusal(case, feature.name, decays=("sgd", "adam") if retrained else ("sgd",)) or blind(case.view):
+    decays = ("sgd", "adam") if feature.is_exact else ("sgd",)
+    if why := refusal(case, feature.name, decays=decays) or blind(case.view):
         return [nothing(case, NAME, metrics[0], why)], None
     pools = [pools_in(case, view, model, feature) for view in (case.view, case.reference)]
     known = {client: feature.of(case.truth.data[client][0]) for client in case.view.coalition}

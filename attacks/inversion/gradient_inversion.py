@@ -28,7 +28,19 @@ from ...randomness import stream
 from ...types import Array, ClientData
 from ..adversary import AdversaryView
 from ..evidence.local_training import LocalTraining
-from ..evidence.updates import ClientStep, blind, local_of, public_model, single_steps, steps_in, trainings_of, unread_movement
+from ..evidence.trained_by import trained_by
+from ..evidence.updates import (
+    ClientStep,
+    blind,
+    local_of,
+    mean_updates,
+    public_model,
+    single_steps,
+    step_of,
+    steps_in,
+    trainings_of,
+    unread_movement,
+)
 from ..figures.leakage import Case, Cell, Prior, Truth, cell, nothing, psnr_db, ssim
 from ..figures.significance import chance_of_draws, power
 from ..labels.label_readings import bias_span, shares_of
@@ -265,7 +277,8 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     prior, metric = case.prior, "cohort_image_psnr_db"
     if prior.private:
         return [nothing(case, NAME, metric, "not attempted: sums carry the noise of [privacy]; images may still leak")], None
-    steps = steps_in(case.view, model.dimension, case, parts=True)
+    released = case.view.adversary == "released"
+    steps = _released_steps(case, model) if released else steps_in(case.view, model.dimension, case, parts=True)
     layer = fitting_layer(model, _part_of(steps))
     most = max(MOST_IMAGES, most_samples(layer))
     batches = batches_in(steps, prior, most, CLIENTS_PER_DRAW * case.budget.draws)
@@ -297,6 +310,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
         f"{words_of(case, batches)}; {len(clients)} client(s), by {methods}; {prior.description}; baseline: the mean auxiliary image; "
         "unprotected: images of the same clients from their own updates"
     )
+    note += "; how many samples trained the released model, in one round, is assumed to be known" if released else ""
     figure = cell(case, NAME, metric, *scores, margin=margin, note=note, chances=(p, reference_p))
     figure = _abstaining(replace(figure, power=power(scores[0], scores[1], scores[2], scores[1], margin)), methods)
     where = {client: found for batch, found in zip(batches, images, strict=True) for client in batch.first_of}
@@ -307,6 +321,18 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
         "baseline": blank,
     }
     return [figure], arrays
+
+
+def _released_steps(case: Case, model: Model) -> dict[int, list[ClientStep]]:
+    """How released models moved from the public initial one in a single round, by client that trained them."""
+    means = mean_updates(case.view, model.dimension)
+    steps: dict[int, list[ClientStep]] = {}
+    for mean, people in zip(means, trained_by(case, case.view, means), strict=True):
+        if mean.sums(case.view) == 1:
+            step = replace(step_of(mean), members=tuple(sorted(set(people))))
+            for client in step.members:
+                steps.setdefault(client, []).append(step)
+    return steps
 
 
 def _images_of_sum(batch: SumBatch, prior: Prior, model: Model, restarts: int, matches: int) -> tuple[Array, str]:

@@ -9,8 +9,8 @@ Texts of transformers, in batches of several windows too, follow from the spans 
 
 What it proves: of a language model with a trained embedding, an update in the clear is the vocabulary of its client, for any number of
 windows, batches and steps; of one window it is the text. A sum is the vocabulary of its cohort, and sums over changing cohorts show whose
-words these are (`inversion.zeros`). What it does not: nothing about updates with noise or weight decay, which move all rows, or about words
-that the public vocabulary has not.
+words these are (`inversion.zeros`). What it does not: nothing about updates with noise, which moves all rows, about the order of words
+under weight decay, or about words that the public vocabulary has not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ from scipy.spatial.distance import cdist
 from torch import nn
 from torch.nn import functional
 
+from ...algorithms.fednova import TrainNormalised
 from ...engine.device import tensor
 from ...engine.models import Model
 from ...errors import InputError
@@ -49,6 +50,8 @@ PLACINGS, SWEEPS = 8, 12
 """Times that all words are placed anew before single changes are tried, and that these are."""
 CLOSE = 1e-6
 """A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
+WEIGHTS_ALONE = (TrainNormalised.beyond,)
+"""What is between training and means and only weighs updates: what nobody's samples move stays so."""
 _Score = Callable[[Array, Array], float]
 
 
@@ -231,9 +234,11 @@ def _common(prior: Prior, count: int, without: Array | None = None) -> Array:
 def token_cells(case: Case, name: str) -> list[Cell]:
     """Words of clients from the first update of each that can be read, and the order of those of clients with one window."""
     metrics = ("token_share", "token_precision", "words_in_place")
-    if why := refusal(case) or blind(case.view):
+    if why := refusal(case, decays=("sgd", "adam")) or blind(case.view):
         return [nothing(case, name, metrics[0], why)]
     prior, model = case.prior, public_model(case.prior)
+    if refusal(case):  # weights decay: what nobody's words moved is told from it as in sums
+        return _cells_of_sums(case, name, model)
     observed, reference = (
         {client: client_steps[0] for client, client_steps in single_steps(steps_in(view, model.dimension, case)).items()}
         for view in (case.view, case.reference)
@@ -290,7 +295,8 @@ def refusal(case: Case, feature: str = "word", *, decays: Collection[str] = ()) 
     if case.prior.private:
         return f"not attempted: the noise of [privacy] moves the parameters of every {feature}; {feature}s may still leak"
     for local in trainings_in(case.reference).all:
-        if local.beyond or local.held_back:
+        weighted = local.beyond in WEIGHTS_ALONE and not (local.train.weight_decay and local.train.optimizer == "adam")
+        if (local.beyond and not weighted) or local.held_back:
             return f"not attempted: updates hold more than training on all samples; {feature}s may still leak"
         if local.train.weight_decay and local.train.optimizer not in decays:
             return f"not attempted: weight decay moves the parameters of every {feature}; {feature}s may still leak"

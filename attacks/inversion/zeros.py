@@ -289,8 +289,10 @@ def pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) ->
     if view.adversary == "released":
         means = mean_updates(view, model.dimension)
         people = [tuple(sorted(set(clients))) for clients in trained_by(case, view, means)]
-        steps = [replace(step_of(mean), members=members) for mean, members in zip(means, people, strict=True) if members]
-        return [_pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation) for s in steps if not s.part]
+        steps = [(replace(step_of(mean), members=members), mean.sums(view)) for mean, members in zip(means, people, strict=True) if members]
+        return [
+            _pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation, rounds) for s, rounds in steps if not s.part
+        ]
     single = [step for steps in single_steps(steps_in(view, model.dimension)).values() for step in steps]
     pools = [_pool(case, feature, model, step.members, step.start, step.update, step.local, step.deviation) for step in single]
     for sum_ in (deviating(sum_, view, case.prior) for sum_ in sums_in(view, cohorts_of(case, view))):
@@ -302,15 +304,15 @@ def pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) ->
 
 def _pool(
     case: Case, feature: Feature, model: Model, members: tuple[int, ...], start: Array, update: Array, local: LocalTraining | None,
-    deviation: float,
+    deviation: float, rounds: int = 1,
 ) -> Pool:  # fmt: skip
-    """The pool of a movement of a model (d,) by its members."""
+    """The pool of a movement of a model (d,) by its members, in so many `rounds`."""
     update, start = np.asarray(update, np.float64), np.asarray(start, np.float64)
     decays = local is not None and local.train.weight_decay > 0
     if feature.is_exact and not decays:
         return Pool(members, present_in(feature.rows(update)))
     if local is not None and local.train.optimizer == "adam" and not local.gradient:
-        return Pool(members, _present_after_adam(case, feature, model, members, start, update, local, deviation))
+        return Pool(members, _present_after_adam(case, feature, model, members, start, update, local, deviation, rounds))
     steps = 1 if local is None else max(local.steps(case.prior.samples_per_client[client]) for client in members)
     precision = float(np.finfo(model.dtype).eps) * ROUNDINGS * (1 + np.sqrt(steps))
     tolerance = precision * (feature.sizes(start) + feature.sizes(update)) + DEVIATIONS * deviation
@@ -319,18 +321,21 @@ def _pool(
 
 def _present_after_adam(
     case: Case, feature: Feature, model: Model, members: tuple[int, ...], start: Array, update: Array, local: LocalTraining,
-    deviation: float,
+    deviation: float, rounds: int,
 ) -> Array:  # fmt: skip
-    """The features (count,) bool that somebody has, all where this is not known."""
+    """The features (count,) bool that somebody has, all where this is not known: also after several rounds of unequal clients."""
     steps = {client: local.steps(case.prior.samples_per_client[client]) for client in members}
     if min(steps.values()) < 2:  # the size of a gradient does not matter in the first step
         return np.ones(feature.count, bool)
     rounding = float(np.finfo(model.dtype).eps) * (feature.sizes(start) + feature.sizes(update))
-    tolerance = rounding + ADAM_ROUNDING * local.train.lr * (1 + np.sqrt(max(steps.values()))) + DEVIATIONS * deviation
+    tolerance = rounding + ADAM_ROUNDING * local.train.lr * (1 + np.sqrt(rounds * max(steps.values()))) + DEVIATIONS * deviation
     if feature.is_exact:
-        weights = weights_of(case.prior, members)
-        alone = {count: decayed(start.astype(model.dtype), local.train, count) for count in set(steps.values())}
-        still = sum(weights[client] * alone[steps[client]] for client in members) / sum(weights.values())
+        if rounds > 1 and len(set(steps.values())) > 1:  # who took part in which round is not known
+            return np.ones(feature.count, bool)
+        weights, still = weights_of(case.prior, members), np.zeros(model.dimension)
+        for _ in range(rounds):
+            alone = {count: decayed((start + still).astype(model.dtype), local.train, count) for count in set(steps.values())}
+            still = still + sum(weights[client] * alone[steps[client]] for client in members) / sum(weights.values())
         return present_in(feature.rows(update - still), None, tolerance)
     if local.train.weight_decay or feature.like is None or feature.columns is None or feature.channels is None:
         return np.ones(feature.count, bool)

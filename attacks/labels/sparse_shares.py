@@ -12,7 +12,7 @@ import numpy as np
 
 from ...randomness import Stream
 from ...types import Array
-from ..evidence.simplex import projected
+from ..evidence.linear_evidence import projected
 
 __all__ = ["least_labels", "sparse_shares"]
 

@@ -5,8 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from cflpriv.attacks.evidence.learned_shares import Rows, learned_shares, restricted, ridge_shares, row_direction
-from cflpriv.attacks.evidence.simplex import projected
+from cflpriv.attacks.evidence.learned_shares import (
+    BiasShares,
+    RidgeShares,
+    Rows,
+    learned_shares,
+    restricted,
+    ridge_shares,
+    row_direction,
+    shares_of_bias,
+)
+from cflpriv.attacks.evidence.linear_evidence import projected
 from cflpriv.attacks.evidence.simulated_shares import Head, head_of, shares_by_simulation
 from cflpriv.attacks.labels.sparse_shares import least_labels, sparse_shares
 from cflpriv.engine import Engine, Streams, TaskInput
@@ -76,6 +85,27 @@ def test_leave_one_out_of_the_ridge_is_that_of_fits_without_one() -> None:
     best = min(errors, key=lambda penalty: errors[penalty])
     weights = centred.T @ np.linalg.solve(centred @ centred.T + best * np.eye(14), shares - shares.mean(axis=0))
     assert fitted.weights == pytest.approx(weights, abs=1e-8)
+
+
+def test_means_over_a_vocabulary_are_read_label_by_label() -> None:
+    """Forty clients with three of 300 labels: most labels have one client or none, and the mean of others is read all the same."""
+    rng = np.random.default_rng(6)
+    shares, others = planted(40, 300, 3, rng), planted(20, 300, 3, rng)
+    bias, moved = (2.0 * part - 0.01 + 0.005 * rng.standard_normal(part.shape) for part in (shares, others))
+    scale = float(np.linalg.norm(bias, axis=1).mean())
+    line, ridge = shares_of_bias(bias, shares, scale), ridge_shares(bias, shares, scale)
+    assert isinstance(line, BiasShares)
+    mean, truth = moved.mean(axis=0)[None], others.mean(axis=0)
+    errors = [float(np.abs(way.read(mean, [300])[0] - truth).sum()) for way in (line, ridge)]
+    assert errors[0] < 0.4 < errors[1]
+
+
+def test_labels_whose_movements_depend_are_read_together() -> None:
+    """Four labels, each bias a mixture of two shares: a line of its own for each label is worse than a regression on all."""
+    rng = np.random.default_rng(7)
+    shares = planted(60, 4, 2, rng)
+    bias = shares @ (np.eye(4) + 0.8 * np.roll(np.eye(4), 1, axis=1))
+    assert isinstance(shares_of_bias(bias, shares, 1.0), RidgeShares)
 
 
 def test_the_last_layer_is_found_with_and_without_a_bias() -> None:

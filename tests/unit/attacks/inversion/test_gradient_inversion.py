@@ -240,6 +240,17 @@ def test_a_secure_sum_is_a_batch_of_its_cohorts_images(clients: int, samples: in
     assert "by SPEAR" in cell.note
 
 
+def test_a_model_released_after_one_round_is_the_batch_of_all_images() -> None:
+    """What it moved by since the public initial one is a sum. After two rounds it is the sum of gradients at two models."""
+    (cell,) = ATTACKS["gradient_inversion"].cells(case(summed(3, 2), "released"))[0]
+    assert (cell.metric, cell.status) == ("cohort_image_psnr_db", "leaks"), cell.line()
+    assert cell.value is not None
+    assert cell.value > 40
+    assert "assumed to be known" in cell.note
+    (later,) = ATTACKS["gradient_inversion"].cells(case(summed(3, 2, training={"rounds": 2}), "released"))[0]
+    assert later.value is None
+
+
 def test_a_coalition_takes_its_own_images_out_of_a_sum_first() -> None:
     """Nine samples are too many for the server alone, the six of others are not."""
     alone, together = (ATTACKS["gradient_inversion"].cells(case(summed(3, 3), who))[0][0] for who in ("server", "server+1"))

@@ -440,26 +440,28 @@ def test_words_of_a_client_leak(texts: Path) -> None:
     assert (many["token_share"].value, many["token_precision"].value) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "why"),
-    [
-        ({"training": {"weight_decay": 0.1}}, "not_attempted", "weight decay"),
-        ({"privacy": {"unit": "client", "epsilon": 10.0, "delta": 1e-3, "clip_norm": 1.0}}, "not_attempted", "noise"),
-    ],
-)  # fmt: skip
-def test_words_that_are_not_read_say_so(texts: Path, change: dict[str, Any], status: str, why: str) -> None:
-    found = of_texts(1, **change)["token_share"]
-    assert found.status == status
-    assert why in found.note
+def test_words_that_are_not_read_say_so(texts: Path) -> None:
+    found = of_texts(1, privacy={"unit": "client", "epsilon": 10.0, "delta": 1e-3, "clip_norm": 1.0})["token_share"]
+    assert found.status == "not_attempted"
+    assert "noise" in found.note
+
+
+@pytest.mark.parametrize("local", [{"optimizer": "sgd"}, {"optimizer": "adam", "lr": 0.01}])
+def test_words_are_told_from_weight_decay(texts: Path, local: dict[str, Any]) -> None:
+    found = of_texts(10, training={"weight_decay": 0.01, "batch_size": 4, **local})
+    assert found["cohort_token_precision"].value == 1.0
+    assert (found["cohort_token_share"].value or 0.0) > 0.95
+    assert found["token_share"].status == "leaks", found["token_share"].line()
 
 
 @pytest.mark.slow
-def test_a_released_model_shows_the_words_of_those_who_trained_it(texts: Path) -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_a_released_model_shows_the_words_of_those_who_trained_it(texts: Path, decay: float) -> None:
     """Rows of the embedding that did not move since the public start: words that nobody has, and samples that are nobody's."""
     data = {"source": "nordic_wiki", "partition": "kinds", "clients": 12, "vocabulary": 256, "sequence_length": 6, "samples_per_client": 2}
     seen = case(config(
-        {"name": "fedavg"}, {"sum": "secagg"}, 0, data=data | {"groups": []}, training={"rounds": 3, "optimizer": "adam", "lr": 0.01},
-        model={"name": "lstm", "hidden": 8},
+        {"name": "fedavg"}, {"sum": "secagg"}, 0, data=data | {"groups": []},
+        training={"rounds": 3, "optimizer": "adam", "lr": 0.01, "epochs": 2, "weight_decay": decay}, model={"name": "lstm", "hidden": 8},
     ), "released")  # fmt: skip
     words = figures_of("gradient_inversion", seen)
     assert set(words) == {"cohort_token_share", "cohort_token_precision"}

@@ -105,7 +105,7 @@ def test_networks_without_such_features_have_none() -> None:
     assert features_of(Model("lenet5", (1, 28, 28), 10)) is None
 
 
-def trained(model: Model, x: Array, client: int, **settings: Any) -> Array:
+def moved_by_adam(model: Model, x: Array, client: int, **settings: Any) -> Array:
     """The update (d,) of a client with samples x (n, *shape) and random labels, and the model it began with."""
     y = np.random.default_rng(client).integers(model.classes, size=len(x))
     train = Train(model, optimizer="adam", **settings)
@@ -134,7 +134,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
     x = (rng.random((clients, 20, 25)) < 0.3) * own[:, None] * rng.uniform(0.2, 1.0, (clients, 20, 25))
     x = x.reshape(clients, 20, 1, 5, 5).astype(np.float32)
     settings_: dict[str, Any] = {"epochs": 2, "batch_size": batch_size, "lr": 0.01, "weight_decay": decay}
-    moved = np.mean([trained(model, x[client], client, **settings_) for client in range(clients)], axis=0)
+    moved = np.mean([moved_by_adam(model, x[client], client, **settings_) for client in range(clients)], axis=0)
     present = pool_of(model, Train(model, optimizer="adam", **settings_), moved, 20, clients)
     truth = (x != 0).reshape(-1, 25).any(axis=0)
     assert not (present & ~truth).any()
@@ -144,7 +144,7 @@ def test_zeros_are_read_off_means_after_adam(seed: int, kind: tuple[float, float
 def test_a_single_step_of_adam_says_nothing_of_standardised_inputs() -> None:
     model, x = Model("mlp", (1, 5, 5), 3, hidden=12, mean=(0.13,), std=(0.4,)), np.zeros((20, 1, 5, 5), np.float32)
     settings_: dict[str, Any] = {"epochs": 1, "batch_size": 0, "lr": 0.01}
-    assert pool_of(model, Train(model, optimizer="adam", **settings_), trained(model, x, 0, **settings_), 20, 1).all()
+    assert pool_of(model, Train(model, optimizer="adam", **settings_), moved_by_adam(model, x, 0, **settings_), 20, 1).all()
 
 
 def test_a_row_that_moves_like_no_other_is_not_called_absent() -> None:
@@ -156,11 +156,17 @@ def test_a_row_that_moves_like_no_other_is_not_called_absent() -> None:
     assert present_by_adam(moved, like, channels, np.full((8, 4), 1e-9)).all()  # two alike may be inputs that are always equal
 
 
-@pytest.mark.parametrize("local", [{"weight_decay": 0.01}, {"optimizer": "adam", "lr": 0.003, "batch_size": 2}])
-def test_inputs_of_one_client_are_named_from_secure_sums(local: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("fedavg", {"weight_decay": 0.01}), ("fedavg", {"optimizer": "adam", "lr": 0.003, "batch_size": 2}),
+        ("fednova", {"weight_decay": 0.01}),
+    ],
+)  # fmt: skip
+def test_inputs_of_one_client_are_named_from_secure_sums(name: str, local: dict[str, Any]) -> None:
     """Digits: some pixels are of one client only. Each round sums another three of six clients."""
     training = {"rounds": 10, "participation": 0.5, "epochs": 2, **local}
-    seen = case(config({"name": "fedavg"}, {"sum": "secagg"}, 0, data={"clients": 6, "groups": [list(range(10))], "samples_per_client": 4},
+    seen = case(config({"name": name}, {"sum": "secagg"}, 0, data={"clients": 6, "groups": [list(range(10))], "samples_per_client": 4},
                        training=training, model={"name": "mlp", "hidden": 8}))  # fmt: skip
     feature = features_of(public_model(seen.prior))
     assert feature is not None

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from cflpriv.attacks.evidence.simplex import projected, shares_by_label, shares_by_steps
+from cflpriv.attacks.evidence.linear_evidence import projected, shares_by_label, shares_by_steps
 from cflpriv.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
