@@ -43,7 +43,7 @@ def doubts_of(odd: Odd | None, rounds: int = 6, who: tuple[int, ...] = (ODD,)) -
             update = trained(client, model, number)
             updates.append(odd(model, update, kept[client]).astype(np.float32) if odd and client in who else update)
         seen.add(number, "mean", "update", "clients", "server", range(CLIENTS), [{"update": u} for u in updates], readers=("server",))
-        mean = np.mean(updates, axis=0, dtype=np.float64).astype(np.float32)
+        mean: Array = np.asarray(np.mean(updates, axis=0, dtype=np.float64), np.float32)
         said += watch.doubts([model], [mean], dict.fromkeys(range(CLIENTS), 0))
         model = model + mean
     return said
