@@ -18,7 +18,7 @@ Odd = Callable[[Array, Array, dict[str, Any]], Array]
 """(model sent, update of its training, what the client keeps) -> update that it sends."""
 
 
-def trained(client: int, model: Array, number: int) -> Array:
+def descended(client: int, model: Array, number: int) -> Array:
     """The update of ten steps of SGD on this client's least squares. The first numbers of `c` have no gradient at some clients."""
     data, shuffles = np.random.default_rng([7, client]), np.random.default_rng([client, number])
     x, truth = data.normal(size=(60, SIZE)), np.random.default_rng(99).normal(size=SIZE)
@@ -39,8 +39,8 @@ def doubts_of(odd: Odd | None, rounds: int = 6, who: tuple[int, ...] = (ODD,)) -
     for number in range(rounds):
         updates = []
         for client in range(CLIENTS):
-            kept[client] |= {"train": lambda start, c=client, n=number: start + trained(c, start, n), "number": number}
-            update = trained(client, model, number)
+            kept[client] |= {"train": lambda start, c=client, n=number: start + descended(c, start, n), "number": number}
+            update = descended(client, model, number)
             updates.append(odd(model, update, kept[client]).astype(np.float32) if odd and client in who else update)
         seen.add(number, "mean", "update", "clients", "server", range(CLIENTS), [{"update": u} for u in updates], readers=("server",))
         mean: Array = np.asarray(np.mean(updates, axis=0, dtype=np.float64), np.float32)
@@ -94,7 +94,7 @@ def test_trainings_are_not_named() -> None:
 
 def test_two_clients_with_one_result_are_named() -> None:
     def odd(model: Array, update: Array, kept: dict[str, Any]) -> Array:
-        return trained(0, model, kept["number"])
+        return descended(0, model, kept["number"])
 
     assert any(doubt.startswith("clients 0, 2, 3: their updates are equal") for doubt in doubts_of(odd, rounds=1, who=(2, 3)))
 
