@@ -9,7 +9,7 @@ Checks here, of states alone, and what a correct input would need to fail them:
 
 - an update that is exactly zero, although rate × gradient is above the rounding of the parameters (`foreign_fit.is_rounded_away`);
 - the same state returned by several clients, or sent twice to one client: equal to the last bit;
-- updates that are multiples of each other to within `PROPORTIONAL` and the rounding of their states, in at least `FEWEST_NUMBERS` numbers;
+- updates that are multiples of each other to within `PROPORTIONAL` and the rounding of their states, in at least `FEWEST_VALUES` numbers;
 - a state returned that is unrelated to the state sent: the regression coefficient of the one on the other is below `UNRELATED`, at
   `DEVIATIONS` deviations of the coefficient of independent numbers (5: p < 1e-6 for noise of any size), in every array, and in all
   together, if so many deviations are less than that there;
@@ -25,6 +25,7 @@ from itertools import combinations
 
 import numpy as np
 
+from ...state_checks import DEVIATIONS, FEWEST_VALUES, SCALED, UNRELATED, factor_between, kept_share, rounding_of
 from ...types import Array
 from .foreign_fit import exchanged, is_rounded_away, misled
 from .foreign_origin import foreign_samples, mixed_updates, other_rate
@@ -36,18 +37,10 @@ from .foreign_weights import untrained_samples
 
 __all__ = ["doubts_of", "named_clients"]
 
-PROPORTIONAL = 1e-4
-"""Largest distance of proportional updates, in lengths of the update."""
-FEWEST_NUMBERS = 16
-"""Arrays with fewer numbers, or updates that move fewer, are not compared: they agree by chance."""
 ROUNDED = 0.01
 """Updates of whose length rounding may be more than this share are not compared."""
-UNRELATED = 0.3
-"""Local training keeps more than this of the state sent, in some array at least."""
-SCALED = 2.0
-"""A state returned is a multiple of the state sent if all arrays grow by more than this, and alike."""
 ALIKE = 1.25
-DEVIATIONS = 5.0
+"""A state returned is a multiple of the state sent if all arrays grow by more than `SCALED`, and by factors within this ratio."""
 BALANCED = 1e-3
 """Updates whose mean is shorter than this share of what independent ones would have belong to the mean of the states returned."""
 NEARER = 0.5
@@ -85,8 +78,7 @@ def _update(record: UpdateRecord) -> Array:
 
 def _rounding(record: UpdateRecord) -> float:
     """The length of what rounding may have added to an update."""
-    squares = (np.square(np.spacing(np.abs(np.asarray(value))), dtype=np.float64).sum() for value in record.after.parameters.values())
-    return float(np.sqrt(sum(squares)))
+    return float(np.linalg.norm([rounding_of(value) for value in record.after.parameters.values()]))
 
 
 def _digest(parameters: Mapping[str, Array]) -> bytes:
@@ -166,10 +158,9 @@ def _proportional(system: System) -> str:
     """Updates of different clients that are multiples of each other."""
     for records in _rounds(system):
         updates = [(record.client, _update(record), _rounding(record)) for record in records[:MOST_COMPARED] if _is_moved(record)]
-        exact = [(c, u, r) for c, u, r in updates if np.count_nonzero(u) >= FEWEST_NUMBERS and r <= ROUNDED * np.linalg.norm(u)]
+        exact = [(c, u, r) for c, u, r in updates if np.count_nonzero(u) >= FEWEST_VALUES and r <= ROUNDED * np.linalg.norm(u)]
         for (one, u, ru), (other, v, rv) in combinations(exact, 2):
-            factor = float(u @ v) / float(v @ v)
-            if np.linalg.norm(u - factor * v) <= PROPORTIONAL * np.linalg.norm(u) + 2 * (ru + abs(factor) * rv):
+            if (factor := factor_between(u, v, ru, rv)) is not None:
                 return (
                     f"clients {one} and {other}: the update of the one is {factor:.4g} times that of the other; two trainings on different "
                     "samples do not agree like this: record each client's own state"
@@ -189,12 +180,13 @@ def _coefficients(record: UpdateRecord) -> tuple[Array, Array]:
         if length > 0:
             scale = np.sqrt(b.size / length)
             whole.append((scale * a, scale * b))
-    pairs = [(a, b) for a, b in whole if b.size >= FEWEST_NUMBERS]
+    pairs = [(a, b) for a, b in whole if b.size >= FEWEST_VALUES]
     if len(whole) > 1:
         pairs.append((np.concatenate([a for a, _ in whole]), np.concatenate([b for _, b in whole])))
     for a, b in pairs:
-        made.append(float(a @ b) / b.size)
-        deviations.append(float(np.linalg.norm(a - made[-1] * b)) / b.size)
+        kept, deviation = kept_share(a, b)
+        made.append(kept)
+        deviations.append(deviation)
     return np.array(made), np.array(deviations)
 
 

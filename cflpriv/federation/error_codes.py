@@ -36,6 +36,7 @@ CLIENTS: dict[str, str] = {
     "bad-input": "the parameters do not fit the task, or are not finite; without a protection also: the client's data do not fit",
     "bad-result": "the application's train function returned no arrays, or not the model's by names, shapes and floating dtypes, or zeros "
     "in place of an array that had others; see the client's log",
+    "old-result": "the application's train function returned arrays that it returned, or was sent, in an earlier round with another model",
     "no-examples": "the application's train function stated no number of examples of 1 or more, which weighs its update",
     "no-signature": "the application's signature is not one: a few orthonormal rows as long as a sample, all numbers finite",
     "too-large": "the task, or its parameters, are over `[limits]` of the client's own settings",

@@ -6,12 +6,15 @@ from typing import Any, ClassVar
 
 from ..types import Parts
 
-__all__ = ["Foreign"]
+__all__ = ["ROUND", "Foreign"]
+
+ROUND = "round"
+"""The name under which a function gets the number of the round, from 0."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """Run the client's own function `name`. It gets arrays by name and returns those that are `asked` for.
+    """Run the client's own function `name`. It gets arrays by name, and the round, and returns those that are `asked` for.
 
     `layout` (name, shape, dtype) splits a flat vector "model" into named arrays; `config` has the application's own settings. Parts that
     are flat vectors are float32 or float64.

@@ -17,7 +17,7 @@ from ..protocols.errors import RemoteError
 from ..types import Array, ClientData, PartKind
 from . import messages as m
 from .client_contract import ClientContract
-from .foreign import Foreign
+from .foreign import ROUND, Foreign
 from .host import RunTask
 from .limits import check_parameters, check_task
 from .protections import ClientParts
@@ -310,7 +310,7 @@ class Work:
     ) -> Generator[RunTask, Any, dict[str, Any]]:  # fmt: skip
         """The results of a task, empty if there are none."""
         if isinstance(task, Foreign):
-            return self._own_result(task, params)
+            return self._own_result(task, params, ask.round)
         result: dict[str, Any] = yield RunTask(task, self._input(ask, models, params, reads, choice))
         return result
 
@@ -325,7 +325,7 @@ class Work:
         if isinstance(task, Foreign):
             layout = foreign_layout(task)
             if task.name not in self._own or layout is None:
-                return self._own_result(task, params), False
+                return self._own_result(task, params, ask.round), False
             given = None
         else:
             given = self._input(ask, models, params, reads, choice)
@@ -343,13 +343,13 @@ class Work:
                 why = f"{type(task).__name__}: does not take these parameters ({type(error).__name__}: {error})"
                 raise InputError(f"client {self._client}: {why}") from error
         try:
-            result = self._own_result(task, params) if given is None else (yield RunTask(task, given))
+            result = self._own_result(task, params, ask.round) if given is None else (yield RunTask(task, given))
             if result and layout_of(result, [part for part, _ in layout][: len(task.parts)]) == layout[: len(task.parts)]:
                 return result, False
             if result:
                 raise InputError(f"client {self._client}: {type(task).__name__}: the layout of its results depends on data")
         except Exception as error:
-            if isinstance(error, RemoteError) and error.code == "bad-result":  # names and shapes are the application's code, not its data
+            if isinstance(error, RemoteError) and error.code in ("bad-result", "old-result"):  # the application's code, not its data
                 raise
             self._parts.failed(error)
         zeros = blank(layout)
@@ -359,11 +359,11 @@ class Work:
                 zeros[name] = before[0]
         return zeros, True
 
-    def _own_result(self, task: Foreign, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _own_result(self, task: Foreign, params: Mapping[str, Any], number: int) -> dict[str, Any]:
         """What the application's own function gives."""
         if task.name not in self._own:
             raise RemoteError("unknown-task")
-        return dict(self._own[task.name](task, params))
+        return dict(self._own[task.name](task, {**params, ROUND: number}))
 
     def _counted(self, ask: m.Compute, digest: bytes, held: Iterable[m.HeldValue | m.OwnPart], exchange: SharedWork) -> bytes:
         """The name of a request, whose `request_digest` is given, as the contract counts it: held values go by the names of the requests

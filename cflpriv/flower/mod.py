@@ -5,6 +5,7 @@ Importing this loads no torch.
 
 import logging
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from flwr.common.constant import ErrorCode
 
 from ..contract.protection import Protection
 from ..errors import InputError
-from ..federation.foreign import Foreign
+from ..federation.foreign import ROUND, Foreign
 from ..federation.messages import encode
 from ..federation.settings import Settings, refused_settings
 from ..federation.store import Store
 from ..protocols.errors import RemoteError
 from ..protocols.mechanisms import clip
+from ..state_checks import FEWEST_VALUES
 from ..transports.deployed import no_data, receive
 from ..types import Array
 from .client import answer, ask_of, settings_of, store_of
-from .doubtful_means import doubt_of
+from .doubtful_updates import mean_doubts
 from .transport import RECORD
 
 __all__ = ["CLIP", "ArrayLayout", "cflpriv_mod", "cut", "flat", "layout_of"]
@@ -34,8 +36,12 @@ CLIP = "clip-norm"
 """The setting by which the server asks the clients' mod to clip; the application's train function sees it too."""
 EXAMPLES = "num-examples"
 """The metric by which Flower's strategies weigh updates."""
+SERVER_ROUND = "server-round"
+"""The setting by which Flower's strategies tell the round, from 1."""
 KEPT_EXAMPLES = "examples"
 """The store's name for the number of examples of the last training."""
+KEPT_RESULTS, MOST_RESULTS, DIGEST, MOST_COMPARED = "results", 256, 16, 4096
+"""The store's name for digests of what was sent and returned, how many, their bytes, and how many numbers are looked at."""
 ORTHONORMAL = 1e-3
 """How far inner products of a signature's rows may be from those of orthonormal rows, whatever the precision of the application."""
 ArrayLayout = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -100,8 +106,9 @@ def cflpriv_mod(
 ) -> Mod:
     """A client mod. `signature(context)` gives the client's (p, d) orthonormal rows, e.g. `signatures.principal_vectors` of its data.
 
-    Anything else is refused ("no-signature"), as are arrays that are not the model's ("bad-result"). Where the server weighs by examples,
-    the weight is the metric "num-examples" that the train function returns.
+    Anything else is refused ("no-signature"), as are arrays that are not the model's ("bad-result") and, for secure sums,
+    those of an earlier round ("old-result"). Where the server weighs by examples, the weight is the metric "num-examples" that the train
+    function returns.
 
     `settings` has the client's identity and the protection in force; by default from the file that the node was started with. `arrays`
     and `config` are the names under which the application's train function expects the model and its settings, and returns the model.
@@ -131,17 +138,22 @@ def cflpriv_mod(
 
         def train(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
             start = np.asarray(params["model"])
-            message.content = RecordDict({arrays: cut(start, task.layout), config: ConfigRecord(dict(task.config))})
+            message.content = RecordDict(
+                {arrays: cut(start, task.layout), config: ConfigRecord({**dict(task.config), SERVER_ROUND: params[ROUND] + 1})}
+            )
             reply = call_next(message, context)
             trained = reply.content.get(arrays) if reply.has_content() else None
             try:
                 if not isinstance(trained, ArrayRecord):
                     raise InputError(f"the application's train function returned no arrays under {arrays!r}")
-                update = flat(trained, task.layout) - start
+                back = flat(trained, task.layout)
+                update = back - start
                 _check_trained(start, update, task.layout)
             except InputError as error:
                 log.error("bad-result: %s", error)
                 raise RemoteError("bad-result") from None
+            if who.protection.secure:  # in the clear the server sees it
+                _check_new(store, start, back)
             _keep_examples(store, reply.content)
             norm = dict(task.config).get(CLIP)
             return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
@@ -163,7 +175,7 @@ def _check_trained(start: Array, update: Array, layout: ArrayLayout) -> None:
     They are summed all the same: training that converges within a round forgets where it began. Raises `InputError` where one of the
     arrays is all zeros and was not when it was sent.
     """
-    if doubt := doubt_of(start, update):
+    for doubt in mean_doubts(start, update, layout):
         log.warning("%s", doubt)
     place = 0
     for name, shape, _ in layout:
@@ -171,6 +183,28 @@ def _check_trained(start: Array, update: Array, layout: ArrayLayout) -> None:
         place += len(sent)
         if len(sent) > 1 and sent.any() and not (sent + moved).any():
             raise InputError(f"arrays: {name!r} is all zeros, which it was not when it was sent; is it loaded into the module?")
+
+
+def _check_new(store: Store, start: Array, trained: Array) -> None:
+    """Raises `RemoteError` "old-result" for arrays (d,) that were returned for another model than `start` (d,), or were such a model.
+
+    Equal to the last bit: neither training nor a repeated request gives that. Only for secure sums: updates in the clear are judged by
+    the server. A model that did not change is no old one, and none of a few different numbers.
+    """
+    sent, back = (sha256(np.asarray(vector, start.dtype).tobytes()).digest()[:DIGEST] for vector in (start, trained))
+    kept = store.get(KEPT_RESULTS) or b""
+    pairs = [(kept[at : at + DIGEST], kept[at + DIGEST : at + 2 * DIGEST]) for at in range(0, len(kept), 2 * DIGEST)]
+    old = (
+        back != sent
+        and len(np.unique(trained[:MOST_COMPARED])) >= FEWEST_VALUES
+        and any(before != sent and back in (before, result) for before, result in pairs)
+    )
+    if (sent, back) not in pairs:
+        pairs = [*pairs, (sent, back)][-MOST_RESULTS:]
+        store.put(KEPT_RESULTS, b"".join(one + other for one, other in pairs))
+    if old:
+        log.error("old-result: the application's train function returned arrays that it returned, or was sent, in an earlier round")
+        raise RemoteError("old-result")
 
 
 def _keep_examples(store: Store, content: RecordDict) -> None:

@@ -10,6 +10,7 @@ the client and leaves it only as part of a sum. Ordinary messages pass where the
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,8 +40,9 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg.vectors import largest_levels
-from .doubtful_means import doubt_of
+from .doubtful_updates import initial_doubt
 from .mod import CLIP, cut, flat, layout_of
+from .seen import Seen, Watch
 from .transport import GridTransport
 
 __all__ = ["ClusteredAveraging", "ClusteredResult"]
@@ -158,8 +160,10 @@ class ClusteredAveraging:
         transport = GridTransport(
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
+        seen = Seen()
         federation = FederationServer(
             OverBytes(transport),
+            transcript=seen,
             protection=self.protection,
             sampling=self.sampling,
             seed=self.seed,
@@ -173,8 +177,10 @@ class ClusteredAveraging:
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
         result = ClusteredResult(labels, [], evidence=evidence, notes=[*self._notes(), *_unsent(train_config)])
+        _warn(result, "initial_arrays", initial_doubt(start, layout))
         _warn(result, "signatures", _refused(federation.refusals))
         _warn(result, "signatures", _alike(evidence, len(models)))
+        watch = Watch(seen, layout, self.seed)
         for number in range(num_rounds):
             before = len(federation.refusals)
             federation.begin_round(number)
@@ -186,11 +192,11 @@ class ClusteredAveraging:
                 cohort = [client for client in federation.cohort(labels) if client in labels]
                 held = federation.compute(task, {"model": models}, which=labels, on=cohort)
                 means = federation.mean(held["update"], self._weighed, labels, len(models))
-                doubts = [
-                    doubt
-                    for model, mean in zip(models, means, strict=True)
-                    if mean is not None and (doubt := doubt_of(model.value(), mean.parts["update"].value()))
-                ]
+                doubts = watch.doubts(
+                    [model.value() for model in models],
+                    [None if mean is None else mean.parts["update"].value() for mean in means],
+                    labels,
+                )
                 models = [
                     model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
@@ -271,8 +277,10 @@ class ClusteredAveraging:
                 "in one round"
             )
             _warn(result, where, words)
+        known = {_kind(doubt) for earlier in result.rounds for doubt in earlier.get("doubts", ())}
         for doubt in row.get("doubts", ()):
-            _warn(result, where, doubt)
+            if _kind(doubt) not in known:
+                _warn(result, where, doubt)
         if row.get("largest_share", 0.0) > MOST_OF_ONE:
             words = (
                 f"one client has {row['largest_share']:.0%} of all examples, so the mean is its own update; is its num-examples right? "
@@ -373,6 +381,11 @@ def _refused(refusals: Sequence[tuple[int, str, str]]) -> str:
     """Refusals for people: how many of each error code, and what the code means; empty without any."""
     counts = Counter(code for _, _, code in refusals)
     return "; ".join(f"{count} refused with {code!r} ({MEANINGS.get(code, 'an unknown code')})" for code, count in counts.items())
+
+
+def _kind(doubt: str) -> str:
+    """A doubt without the clients that it begins with, and without numbers."""
+    return re.sub(r"\d[\d.e+-]*", "", re.sub("^clients? [^:]*: ", "", doubt))
 
 
 def _warn(result: ClusteredResult, where: str, words: str) -> None:

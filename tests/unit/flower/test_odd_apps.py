@@ -17,7 +17,7 @@ from cflpriv.contract.protection import Protection
 from cflpriv.errors import InputError
 from cflpriv.flower import ClusteredAveraging, cflpriv_mod, write_identities
 from cflpriv.flower.client import read_roster, read_settings
-from cflpriv.flower.doubtful_means import doubt_of
+from cflpriv.flower.doubtful_updates import mean_doubts
 from cflpriv.flower.mod import cut, flat, layout_of
 from cflpriv.flower.strategy import ClusteredResult
 from cflpriv.protocols.entropy import public_entropy
@@ -267,8 +267,8 @@ def test_means_that_no_training_gives_are_named(kind: str, tmp_path: Path) -> No
 
 
 def test_models_of_few_numbers_and_of_zeros_are_not_judged() -> None:
-    assert doubt_of(np.zeros(256), np.ones(256)) == doubt_of(np.ones(8), -np.ones(8)) == ""
-    assert doubt_of(np.ones(256, np.float32), -np.ones(256, np.float32))
+    assert mean_doubts(np.zeros(256), np.ones(256)) == mean_doubts(np.ones(8), -np.ones(8)) == []
+    assert mean_doubts(np.ones(256, np.float32), -2 * np.ones(256, np.float32))
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------

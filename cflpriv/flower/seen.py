@@ -1,0 +1,72 @@
+"""What the server of a Flower run sees of single clients in the clear, and what is odd of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..contract.transcript import Transcript
+from ..types import Array
+from .doubtful_updates import FEWEST_NUMBERS, Layout, diverges, example_doubts, group_doubts, mean_doubts, untouched_statistics
+from .stale_updates import History, places
+
+__all__ = ["Seen", "Watch"]
+
+
+class Seen(Transcript):
+    """A transcript that keeps the updates and weights of the last sum in the clear, by client, until they are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[int, Mapping[str, Any]] = {}
+
+    def add(
+        self, round: int, operation: str, kind: str, source: str, target: str, clients: Sequence[int], payload: Any, **more: Any
+    ) -> None:
+        super().add(round, operation, kind, source, target, clients, payload, **more)
+        if (operation, kind, source) == ("mean", "update", "clients") and not isinstance(payload, Mapping):
+            self._last = dict(zip(clients, payload, strict=True))
+
+    def take(self) -> dict[int, Mapping[str, Any]]:
+        """What came, and no longer keep it."""
+        last, self._last = self._last, {}
+        return last
+
+
+@dataclass
+class Watch:
+    """What is odd of the updates of a run, round after round. `seen` has single updates where they are in the clear."""
+
+    seen: Seen
+    layout: Layout
+    seed: int
+    history: History = field(default_factory=History)
+    moved: set[int] = field(default_factory=set)
+    counts: list[dict[int, float]] = field(default_factory=list)
+    lengths: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def doubts(self, models: Sequence[Array], means: Sequence[Array | None], labels: Mapping[int, int]) -> list[str]:
+        """What is odd of a round, as sentences. `models` (d,) were sent to the clients of these `labels`, and moved by `means` (d,)."""
+        updates = {client: parts for client, parts in self.seen.take().items() if np.shape(parts.get("update", ())) == models[0].shape}
+        doubts = list[str]()
+        for label, (model, mean) in enumerate(zip(models, means, strict=True)):
+            own = {client: np.asarray(parts["update"]) for client, parts in updates.items() if labels[client] == label}
+            of_all = [] if mean is None else mean_doubts(model, mean, self.layout)
+            doubts += of_all + group_doubts(model, own, self.layout, self.moved, alone=not of_all)
+            if mean is not None:
+                doubts += filter(None, [untouched_statistics(model, mean, self.layout), self._diverges(label, model, mean)])
+        if updates and len(models[0]) >= FEWEST_NUMBERS:
+            where = places(len(models[0]), self.seed)
+            doubts += self.history.doubts({
+                client: (models[labels[client]][where], np.asarray(parts["update"])[where]) for client, parts in updates.items()
+            })  # fmt: skip
+        counts = {client: float(parts["weight"]) for client, parts in updates.items() if "weight" in parts}
+        if counts:
+            self.counts = [*self.counts, counts][:3]
+            doubts += example_doubts(self.counts)
+        return doubts
+
+    def _diverges(self, label: int, model: Array, mean: Array) -> str:
+        first, start = self.lengths.setdefault(label, (float(np.linalg.norm(mean)), float(np.linalg.norm(model))))
+        return diverges(first, float(np.linalg.norm(mean)), start, float(np.linalg.norm(model + mean)))
