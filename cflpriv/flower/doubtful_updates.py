@@ -36,8 +36,6 @@ TINY = 1e-6
 """An update that is shorter than this share of the model is nearly all rounding in float32."""
 LONGER, SHORTER = 10.0, 1e-4
 """An update is odd beyond so many lengths of the upper quartile of the others' updates, and below this share of the lower quartile."""
-OPPOSED = 0.5
-"""A client's update has a cosine below the negative of this with the others' mean, and each of the others has a cosine above it."""
 NEARER = 0.5
 """An array is exchanged if it is nearer to the place of another than this share of its distance from its own."""
 GREW, TIMES = 30.0, 10.0
@@ -159,7 +157,7 @@ def group_doubts(model: Array, updates: Mapping[int, Array], layout: Layout, mov
     doubts += [f"{named(clients)}: {words}" for words, clients in by_words.items()]
     doubts += _alike(model, moving) + _coarse(model, moving)
     if several:
-        doubts += _lengths(moving) + _opposed(moving) + _partial(moving, layout)
+        doubts += _lengths(moving) + _partial(moving, layout)
     return doubts
 
 
@@ -206,24 +204,6 @@ def _lengths(updates: Mapping[int, Array]) -> list[str]:
                 "rate, loss and scale of samples?"
             )
     return doubts
-
-
-def _opposed(updates: Mapping[int, Array]) -> list[str]:
-    """An update that leads away from where all others lead."""
-    total = np.sum(list(updates.values()), axis=0) if updates else np.zeros(1)
-    cosines = {}
-    for client, update in updates.items():
-        rest = total - update
-        cosines[client] = float(update @ rest) / max(float(np.linalg.norm(update) * np.linalg.norm(rest)), 1e-300)
-    worst = min(cosines, key=lambda client: cosines[client], default=None)
-    if worst is None or cosines[worst] > -OPPOSED or len(cosines) < FEWEST_CLIENTS + 1:
-        return []
-    rest = total - updates[worst]
-    for client, update in updates.items():
-        others = rest - update
-        if client != worst and update @ others < OPPOSED * np.linalg.norm(update) * np.linalg.norm(others):
-            return []
-    return [f"client {worst}: its update is opposed to those of all others; is its sign turned, or are its labels numbered otherwise?"]
 
 
 def _partial(updates: Mapping[int, Array], layout: Layout) -> list[str]:
