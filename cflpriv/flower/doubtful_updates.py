@@ -36,10 +36,13 @@ TINY = 1e-6
 """An update that is shorter than this share of the model is nearly all rounding in float32."""
 LONGER, SHORTER = 10.0, 1e-4
 """An update is odd beyond so many lengths of the upper quartile of the others' updates, and below this share of the lower quartile."""
+MUCH = 0.3
+"""and where a long one is longer than this share of the model."""
 NEARER = 0.5
 """An array is exchanged if it is nearer to the place of another than this share of its distance from its own."""
-GREW, TIMES = 30.0, 10.0
-"""Training diverges where a mean update is so much longer than the first, and the model than the model at the start."""
+GREW, TIMES, AT_ONCE = 30.0, 10.0, 100.0
+"""Training diverges where a mean update is so much longer than the first, and the model than the model at the start, or where one round
+makes the model so much longer."""
 FEW_DIFFERENT = 64
 """A model with fewer different numbers is rounded, where the model sent had many more."""
 MOST_COMPARED, MOST_NAMED = 64, 5
@@ -52,6 +55,11 @@ def named(clients: Sequence[int]) -> str:
         return f"client {clients[0]}"
     more = len(clients) - MOST_NAMED
     return f"clients {', '.join(map(str, clients[:MOST_NAMED]))}" + (f" and {more} more" if more > 0 else "")
+
+
+def _is_statistic(name: str) -> bool:
+    """Whether an array holds running statistics of a normalisation."""
+    return name.rpartition(".")[2] in STATISTICS
 
 
 def _parts(vector: Array, layout: Layout) -> dict[str, Array]:
@@ -123,7 +131,7 @@ def untouched_statistics(model: Array, update: Array, layout: Layout) -> str:
     sent, moved = _parts(model, layout), _parts(update, layout)
     still = [
         name for name in sent
-        if (end := name.rpartition(".")[2]) in STATISTICS and not moved[name].any() and np.all(sent[name] == (end == STATISTICS[1]))
+        if _is_statistic(name) and not moved[name].any() and np.all(sent[name] == name.endswith(STATISTICS[1]))
     ]  # fmt: skip
     if not still:
         return ""
@@ -157,7 +165,7 @@ def group_doubts(model: Array, updates: Mapping[int, Array], layout: Layout, mov
     doubts += [f"{named(clients)}: {words}" for words, clients in by_words.items()]
     doubts += _alike(model, moving) + _coarse(model, moving)
     if several:
-        doubts += _lengths(moving) + _partial(moving, layout)
+        doubts += _lengths(model, moving, layout) + _partial(moving, layout)
     return doubts
 
 
@@ -189,16 +197,23 @@ def _coarse(model: Array, updates: Mapping[int, Array]) -> list[str]:
     return [f"{named(coarse)}: returned models of at most {FEW_DIFFERENT} different numbers; are arrays rounded?"] if coarse else []
 
 
-def _lengths(updates: Mapping[int, Array]) -> list[str]:
-    """Updates that are far longer or shorter than the others'."""
-    norms = {client: float(np.linalg.norm(update)) for client, update in updates.items()}
+def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout) -> list[str]:
+    """Updates that are far longer or shorter than the others', but for running statistics, which may be of any size.
+
+    Where the others have nothing left to learn, any update is far longer. So a long one must also change a good part of the model.
+    """
+
+    def length(vector: Array) -> float:
+        return float(np.sqrt(sum(np.square(part).sum() for name, part in _parts(vector, layout).items() if not _is_statistic(name))))
+
+    norms, part_of_model = {client: length(update) for client, update in updates.items()}, MUCH * length(model)
     doubts = []
     for client, norm in norms.items():
         others = [value for other, value in norms.items() if other != client]
         if len(others) + 1 < FEWEST_CLIENTS:
             continue
         low, high = np.quantile(others, [0.25, 0.75])
-        if norm > LONGER * high or norm < SHORTER * low:
+        if norm > max(LONGER * high, part_of_model) or norm < SHORTER * low:
             doubts.append(
                 f"client {client}: its update is {norm / float(np.median(others)):.3g} times as long as the others'; has it their learning "
                 "rate, loss and scale of samples?"
@@ -223,8 +238,11 @@ def _partial(updates: Mapping[int, Array], layout: Layout) -> list[str]:
     ]  # fmt: skip
 
 
-def diverges(first: float, now: float, start: float, model: float) -> str:
-    """A sentence if the length of the mean update grew from `first` to `now`, and that of the model from `start` to `model`, too much."""
+def diverges(first: float, now: float, start: float, sent: float, model: float) -> str:
+    """A sentence if the length of the mean update grew from `first` to `now`, and that of the model from `start` or `sent` to `model`, too
+    much."""
+    if model > AT_ONCE * sent > 0:
+        return f"the model is {model / sent:.3g} times as long as the model sent: training diverges; is the learning rate too large?"
     if not (now > GREW * first > 0 and model > TIMES * start > 0):
         return ""
     return f"updates are {now / first:.3g} times as long as in the first round: training diverges; is the learning rate too large?"

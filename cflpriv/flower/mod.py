@@ -37,7 +37,7 @@ CLIP = "clip-norm"
 EXAMPLES = "num-examples"
 """The metric by which Flower's strategies weigh updates."""
 SERVER_ROUND = "server-round"
-"""The setting by which Flower's strategies tell the round, from 1."""
+"""The setting with the number of the round in Flower's strategies, from 1."""
 KEPT_EXAMPLES = "examples"
 """The store's name for the number of examples of the last training."""
 KEPT_RESULTS, MOST_RESULTS, DIGEST, MOST_COMPARED = "results", 256, 16, 4096

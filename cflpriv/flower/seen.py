@@ -68,5 +68,6 @@ class Watch:
         return doubts
 
     def _diverges(self, label: int, model: Array, mean: Array) -> str:
-        first, start = self.lengths.setdefault(label, (float(np.linalg.norm(mean)), float(np.linalg.norm(model))))
-        return diverges(first, float(np.linalg.norm(mean)), start, float(np.linalg.norm(model + mean)))
+        now, sent = float(np.linalg.norm(mean)), float(np.linalg.norm(model))
+        first, start = self.lengths.setdefault(label, (now, sent))
+        return diverges(first, now, start, sent, float(np.linalg.norm(model + mean)))

@@ -40,7 +40,7 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg.vectors import largest_levels
-from .doubtful_updates import initial_doubt
+from .doubtful_updates import initial_doubt, named
 from .mod import CLIP, cut, flat, layout_of
 from .seen import Seen, Watch
 from .transport import GridTransport
@@ -197,6 +197,8 @@ class ClusteredAveraging:
                     [None if mean is None else mean.parts["update"].value() for mean in means],
                     labels,
                 )
+                if silent := _silent(cohort, labels, means):
+                    doubts.append(f"{named(silent)}: gave no answer that counts; the mean is of the others")
                 models = [
                     model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
@@ -362,6 +364,11 @@ def _alike(evidence: Mapping[str, Any] | None, clusters: int) -> str:
     if clusters < 2 or distance is None or float(np.max(distance)) > SAME_ANGLE:
         return ""
     return "all clients' signatures are the same, so their clusters mean nothing; is the signature made of each client's own data?"
+
+
+def _silent(cohort: Sequence[int], labels: Mapping[int, int], means: Sequence[GroupMean | None]) -> list[int]:
+    """The clients that were asked and are not in the mean of their cluster, where there is one."""
+    return [client for client in cohort if (mean := means[labels[client]]) is not None and client not in mean.contributors]
 
 
 def _unsent(config: ConfigRecord | None) -> list[str]:

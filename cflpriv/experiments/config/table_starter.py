@@ -88,7 +88,7 @@ def table_starter(data: Path, file: Path | None, algorithm: str, label: str = ""
 
 
 def _protection(data: Path, algorithm: str, guess: Guess) -> tuple[tuple[str, ...], str]:
-    """The strongest protection with which the algorithm begins on this table, and why a stronger one is refused.
+    """The strongest protection that the algorithm takes on this table, and why a stronger one is refused.
 
     Where the table itself is refused, the strongest: the run names what is wrong. Raises `InputError` for an algorithm that takes none.
     """

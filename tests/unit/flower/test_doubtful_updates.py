@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
-from cflpriv.flower.doubtful_updates import example_doubts, initial_doubt
+from cflpriv.flower.doubtful_updates import diverges, example_doubts, group_doubts, initial_doubt
 from cflpriv.flower.seen import Seen, Watch
 
 Array = np.ndarray[Any, Any]
@@ -111,3 +111,21 @@ def test_a_model_of_zeros_in_several_layers_is_named() -> None:
     assert initial_doubt(np.zeros(SIZE, np.float32), LAYOUT)
     assert not initial_doubt(np.zeros(64, np.float32), (("w", (8, 8), "float32"),))
     assert not initial_doubt(np.r_[np.ones(64), np.zeros(SIZE - 64)].astype(np.float32), LAYOUT)
+
+
+def test_running_statistics_may_move_by_any_length() -> None:
+    layout = (("a.weight", (8, 16), "float32"), ("n.running_var", (8,), "float32"))
+    draws = np.random.default_rng(0)
+    model = np.concatenate([draws.normal(size=128), np.ones(8)])
+    updates = {client: np.concatenate([0.1 * draws.normal(size=128), draws.uniform(0, 0.1, 8)]) for client in range(5)}
+    updates[3][128:] = 500.0
+    assert not [doubt for doubt in group_doubts(model, updates, layout, set()) if "as long as" in doubt]
+    updates[3][:128] *= 20
+    (named,) = [doubt for doubt in group_doubts(model, updates, layout, set()) if "as long as" in doubt]
+    assert named.startswith("client 3: ")
+
+
+def test_a_model_that_one_round_makes_far_longer_has_diverged() -> None:
+    assert "training diverges" in diverges(500.0, 500.0, 1.0, 1.0, 500.0)
+    assert diverges(5.0, 5.0, 1.0, 1.0, 5.5) == ""
+    assert diverges(5.0, 5.0, 0.0, 0.0, 5.0) == ""  # a model of zeros begins somewhere

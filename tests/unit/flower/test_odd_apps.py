@@ -233,6 +233,19 @@ def test_an_application_that_fails_is_counted(tmp_path: Path) -> None:
         result_of(tmp_path, rounds=1, message_type="query", wait_seconds=0.2)
 
 
+def test_a_client_that_gives_no_answer_is_named_once(tmp_path: Path) -> None:
+    def absent(client: int, weights: np.ndarray[Any, Any]) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+        if client == 3:
+            raise RuntimeError("out of memory")
+        return moved(client, weights)
+
+    result = result_of(tmp_path, absent, rounds=3)
+    assert [warning for warning in result.warnings if "gave no answer" in warning] == [
+        "round 0: client 3: gave no answer that counts; the mean is of the others"
+    ]
+    assert all(any("client 3: gave no answer" in doubt for doubt in row["doubts"]) for row in result.rounds)
+
+
 def test_signatures_that_are_all_the_same_are_named(tmp_path: Path) -> None:
     result = result_of(tmp_path, signature=lambda client: np.eye(12)[:3], k=2, rounds=1)
     assert any("all clients' signatures are the same, so their clusters mean nothing" in warning for warning in result.warnings)
