@@ -7,10 +7,10 @@ import numpy as np
 
 from .types import Array
 
-__all__ = ["DEVIATIONS", "FEWEST_VALUES", "PROPORTIONAL", "SCALED", "UNRELATED", "factor_between", "kept_share", "rounding_of"]
+__all__ = ["DEVIATIONS", "FEWEST_VALUES", "PROPORTIONAL", "UNRELATED", "factor_between", "kept_share", "rounding_of"]
 
-UNRELATED, SCALED = 0.3, 5.0
-"""A state after training keeps more of the state sent than the first, and is no multiple of it beyond the second."""
+UNRELATED = 0.3
+"""A state after training keeps more of the state sent than this share."""
 DEVIATIONS = 5.0
 """Coefficients are compared at so many deviations that they have for independent vectors (p < 1e-6 for noise of any size)."""
 PROPORTIONAL = 1e-4

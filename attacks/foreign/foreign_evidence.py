@@ -25,7 +25,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ...state_checks import DEVIATIONS, FEWEST_VALUES, SCALED, UNRELATED, factor_between, kept_share, rounding_of
+from ...state_checks import DEVIATIONS, FEWEST_VALUES, UNRELATED, factor_between, kept_share, rounding_of
 from ...types import Array
 from .foreign_fit import exchanged, is_rounded_away, misled
 from .foreign_origin import foreign_samples, mixed_updates, other_rate
@@ -39,8 +39,8 @@ __all__ = ["doubts_of", "named_clients"]
 
 ROUNDED = 0.01
 """Updates of whose length rounding may be more than this share are not compared."""
-ALIKE = 1.25
-"""A state returned is a multiple of the state sent if all arrays grow by more than `SCALED`, and by factors within this ratio."""
+SCALED, ALIKE = 2.0, 1.25
+"""A state returned is a multiple of the state sent if all arrays grow by more than the first, and by factors within the second."""
 BALANCED = 1e-3
 """Updates whose mean is shorter than this share of what independent ones would have belong to the mean of the states returned."""
 NEARER = 0.5

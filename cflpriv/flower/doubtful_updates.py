@@ -13,7 +13,6 @@ from ..state_checks import (
     DEVIATIONS,
     FEWEST_VALUES,
     PROPORTIONAL,
-    SCALED,
     UNRELATED,
     factor_between,
     kept_share,
@@ -38,6 +37,8 @@ LONGER, SHORTER = 10.0, 1e-4
 """An update is odd beyond so many lengths of the upper quartile of the others' updates, and below this share of the lower quartile."""
 MUCH = 0.3
 """and where a long one is longer than this share of the model."""
+MULTIPLE = 5.0
+"""What came back is a multiple of the model sent from this factor on; training far may double a model."""
 NEARER = 0.5
 """An array is exchanged if it is nearer to the place of another than this share of its distance from its own."""
 GREW, TIMES, AT_ONCE = 30.0, 10.0, 100.0
@@ -89,7 +90,7 @@ def mean_doubts(model: Array, update: Array, layout: Layout = ()) -> list[str]:
             "what clients returned has nothing in common with the model that they were sent, or is its opposite; do they return updates or "
             "gradients in place of the trained arrays, or train a model of their own?"
         ]
-    if kept - DEVIATIONS * deviation > SCALED:
+    if kept - DEVIATIONS * deviation > MULTIPLE:
         return [
             f"what clients returned is {kept:.3g} times the model that they were sent; do they multiply arrays by a number of examples?"
         ]
