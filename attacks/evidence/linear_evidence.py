@@ -42,11 +42,15 @@ HEAVY = 1e3
 MOST_ACTIVE = 400
 """Shares that an active set finds as fast as other methods; its time grows with the cube of their number."""
 STEPS, CLOSE, LEAST = 80, 1e-9, 1e-15
-"""Most steps of the interior point; it ends where the cost is within CLOSE · penalty, or LEAST of the largest curvature, of the least."""
+"""Most steps of the interior point. For each term, half the cost is then within CLOSE · penalty of the least, or LEAST of the largest
+curvature."""
+STEADY = 1e-7
+"""The least penalty of the interior point: from 1e-9 of the largest curvature down, rounding left gaps of 1e-6 to 1e-2."""
 BACK = 0.99
 """What part of the way to the nearest bound a step of the interior point goes."""
 MOST_STEPS, CHECKED, NEAR = 4000, 50, 1e-6
-"""Most projected steps, how often the gap is looked at, and the gap that ends them in units of the largest curvature."""
+"""Most projected steps, how often the gap of half the cost is looked at, and what of the penalty it is at the end, for each term; of NEAR
+of the largest curvature, where the penalty is above that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +179,13 @@ def shares_of_terms(
         Σ_t |R Σ_i coefficients[t, i] q_i − readings_t|² / deviation_t² + penalty · Σ_i |q_i − centre|².
 
     R is `response` (k, c), how a reading depends on shares; the identity if none is given. `centre` (c,) are the shares that a term has as
-    far as nothing is known of it; `penalty` is the likeliest if none is given.
+    far as nothing is known of it; `penalty` is the likeliest if none is given. Raises `InputError` for readings that are not finite.
     """
     n, classes = len(system.terms), len(centre)
     if not n:
         return np.zeros((0, classes))
+    if not np.isfinite(readings).all():
+        raise InputError("readings: not all are finite numbers, so no shares follow")
     penalty = likeliest_penalty(system, readings, centre) if penalty is None else penalty
     left, scale, right = np.linalg.svd(system.whitened, full_matrices=False)  # as few rows as the rank say the same
     kept = scale > SAME * max(float(scale[0]), 1e-300)
@@ -220,9 +226,11 @@ def likeliest_penalty(system: Equations[T], readings: Array, centre: Array) -> f
 def shares_by_label(rows: Array, readings: Array, centre: Array, penalty: float) -> Array:
     """Shares (n, classes) of least |rows Q − readings|² + penalty · |Q − centre|², `rows` (m, n), `readings` (m, classes).
 
-    `penalty` is above 0. The equations of a step are m of each label (Woodbury) and n for all: m is best no larger than the rank.
+    A penalty below `STEADY` of the largest curvature counts as that, since rounding would decide. The equations of a step are m of each
+    label (Woodbury) and n for all: m is best no larger than the rank.
     """
     n, classes = rows.shape[1], len(centre)
+    penalty = max(penalty, STEADY * max(float(np.linalg.norm(rows, 2)) ** 2, 1e-300))
     most = float(np.linalg.norm(rows, 2)) ** 2 + penalty  # curvatures and costs are in units of the largest curvature
     few, ridge = rows / np.sqrt(most), penalty / most
     aim = (rows.T @ readings + penalty * centre) / most
@@ -280,7 +288,7 @@ def _reach(values: Array, steps: Array) -> float:
 def shares_by_steps(rows: Array, readings: Array, response: Array, centre: Array, penalty: float) -> Array:
     """Shares (n, classes) of least |rows Q responseᵀ − readings|² + penalty · |Q − centre|², `readings` (m, k), `response` (k, classes).
 
-    What is least is reached to within `NEAR`, or after `MOST_STEPS` steps.
+    The steps end by `NEAR`, or after `MOST_STEPS`: with a penalty far below the curvatures nothing says how near to the least.
     """
     n, classes = rows.shape[1], len(centre)
     curve, inner = rows.T @ rows, response.T @ response
@@ -303,7 +311,8 @@ def shares_by_steps(rows: Array, readings: Array, response: Array, centre: Array
 
 
 def projected(values: Array, allowed: Array) -> Array:
-    """The nearest shares (…, n, classes) to `values` of which row i has at most allowed[i] above zero."""
+    """The nearest shares (…, n, classes) to `values` of which row i has at most allowed[i] above zero, and values equal to the least of
+    these."""
     most = min(int(np.max(allowed, initial=1)), values.shape[-1])  # no others can be above zero
     order = np.sort(np.partition(values, -most, axis=-1)[..., -most:], axis=-1)[..., ::-1]
     ranks = np.arange(1, most + 1)

@@ -68,7 +68,8 @@ class Feature:
 
     `sizes` gives the magnitudes (count, size) that are rounded in them. `is_exact`: rows of absent features are zero, else zero up to
     rounding. `of` says of samples (n, *shape) which features any of them has, (count,) bool. `like` gives about what Adam moves the
-    parameters (count, size) of absent features by, and `channels` (count,) which of them it moves alike; None where it moves none.
+    parameters (count, size) of absent features by, `columns` what they moved by, and `channels` (count,) which of them move alike; None
+    where rows of absent features are zero anyway.
     """
 
     name: str

@@ -216,7 +216,7 @@ def _with_power(
 ) -> list[Cell]:  # fmt: skip
     """Figures at their baseline with their power, from what was found where leaks were planted (`weaker`); below `POWER` inconclusive.
 
-    All of `PLANTS` have to be shown for it, so that none is attacked after the first one that no figure shows.
+    All of `PLANTS` have to be shown for it, so that none is attacked after each figure has missed a leak.
     """
     open_ = [figure.metric for figure in figures if figure.status == "at_baseline"]
     scored: dict[str, list[tuple[float, bool]]] = {metric: [] for metric in open_}

@@ -1,11 +1,14 @@
 """What to deploy: the rule, over sums of clients' scores on held-out samples.
 
-The score is the report's: balanced accuracy of all clients' samples together, a ratio of two sums over clients (`tasks.balanced_scores`).
+The score is the report's, but for rare classes and heavy clients: balanced accuracy of all clients' samples together, a ratio of two sums
+over clients (`tasks.balanced_scores`).
+
 Each client has one vector, its weight and one number for each option. The mean of these vectors and the mean of their outer products give
-every score, every paired difference and its standard error (of a ratio, linearised: Cochran 1977, 2.11), so no single client's score is
-needed. Intervals of differences between options hold together (family-wise, 95 %): the critical value is that of the largest |t| of all,
-from a multivariate t distribution with the correlations that the moments give. The control decides before options are compared, so its
-interval is one of its own. Clients of unequal weight have fewer degrees of freedom (`Moments.effective`).
+every score, every paired difference and its standard error (of a ratio, linearised: Cochran 1977, 2.11; the weights of classes count as
+known), so no single client's score is needed. Intervals of differences between options hold together (family-wise, 95 %): the critical
+value is that of the largest |t| of all, from a multivariate t distribution with the correlations that the moments give. The control decides
+before options are compared, so its interval is one of its own. Clients of unequal weight have fewer degrees of freedom
+(`Moments.effective`).
 """
 
 from collections.abc import Mapping, Sequence

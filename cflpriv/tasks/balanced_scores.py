@@ -6,8 +6,8 @@ sum tells beforehand. A client's score of an option is the weight of its samples
 the sum of the clients' weights, is the balanced accuracy.
 
 Three bounds, fixed before any judged run: a class counts in full from `FULL_CLASS` samples on, and rarer ones in proportion, since a class
-of two samples would decide by luck. No client counts for more than `MOST_SAMPLES` samples, nor for more than `HEAVIEST` times the mean
-client. With as many samples of each class at each client, all weights are equal.
+of two samples would decide by luck. No client counts for more than `MOST_SAMPLES` samples, nor for more than `HEAVIEST` times what the mean
+client would without this bound. With as many samples of each class at each client, all weights are equal.
 """
 
 import numpy as np

@@ -142,6 +142,18 @@ class Config:
             (protection.sums.transformed, "protection.sum", protection.sum, "the server reads sums of scores, which this keeps from it"),
             (protection.robust != "none", "protection.robust", protection.robust, "it needs means of all clients' scores"),
             (
+                protection.secure and protection.secagg_bits == 16,
+                "protection.secagg_bits",
+                protection.secagg_bits,
+                "so coarse a rounding hides how much scores differ between clients; use 32",
+            ),
+            (
+                protection.secure and protection.secagg_clip < 1,
+                "protection.secagg_clip",
+                protection.secagg_clip,
+                "scores reach 1, and would be clipped; use 1 or more",
+            ),
+            (
                 self.training.mixture and unit != "none",
                 "privacy.unit",
                 unit,

@@ -114,6 +114,8 @@ def test_under_privacy_nothing_is_scored(unit: str, tmp_path: Path) -> None:
         ({"algorithm": {"name": "local"}}, "clients of 'local' use models of their own"),
         ({"protection": {"sum": "haar"}}, "run.advise = true with protection.sum = 'haar'"),
         ({"protection": {"robust": "trimmed_mean"}}, "run.advise = true with protection.robust = 'trimmed_mean'"),
+        ({"protection": {"sum": "secagg", "secagg_bits": 16}}, "run.advise = true with protection.secagg_bits = 16"),
+        ({"protection": {"sum": "one_message", "secagg_clip": 0.5}}, "run.advise = true with protection.secagg_clip = 0.5"),
     ],
 )
 def test_what_cannot_be_advised_on_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from cflpriv.attacks.evidence.linear_evidence import projected, shares_by_label, shares_by_steps
+from cflpriv.attacks.evidence.linear_evidence import equations, projected, shares_by_label, shares_by_steps, shares_of_terms
+from cflpriv.errors import InputError
 from cflpriv.types import Array
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -57,6 +58,27 @@ def test_of_a_large_vocabulary_no_other_shares_cost_less(n: int, sums: int, nois
     found = shares_by_label(rows, readings, centre, penalty)
     slopes = slope(rows, readings, np.eye(300), centre, penalty, found)
     assert (found * slopes).sum(axis=1) - slopes.min(axis=1) == pytest.approx(np.zeros(n), abs=1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 6), st.sampled_from([1e-6, 1.0, 1e6]), st.sampled_from([0.0, 1e-14, 1e-9]))
+def test_no_penalty_is_too_small_and_no_scale_too_large(seed: int, sums: int, n: int, scale: float, penalty: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows, centre = scale * means(rng, sums, n), np.full(20, 0.05)
+    readings = rows @ rng.dirichlet(np.full(20, 0.1), n)
+    found = shares_by_label(rows, readings, centre, penalty)
+    slopes = slope(rows, readings, np.eye(20), centre, penalty, found)
+    most = np.linalg.norm(rows, 2) ** 2 + penalty
+    assert found.sum(axis=1) == pytest.approx(np.ones(n))
+    assert ((found * slopes).sum(axis=1) - slopes.min(axis=1)).max() <= 1e-6 * most
+
+
+@pytest.mark.parametrize("classes", [3, 500])
+@pytest.mark.parametrize("response", [False, True])
+def test_readings_that_are_no_numbers_give_no_shares(classes: int, response: bool) -> None:
+    readings = np.full((1, classes), np.nan)
+    with pytest.raises(InputError, match="not all are finite"):
+        shares_of_terms(equations([{0: 1.0}]), readings, np.full(classes, 1 / classes), None, np.eye(classes) if response else None)
 
 
 def test_steps_close_the_gap_of_a_large_vocabulary() -> None:
