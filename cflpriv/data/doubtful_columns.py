@@ -246,11 +246,11 @@ def _counts_rows(values: Array, clients: Array) -> bool:
     """Whether each client's values, of `FEW` rows at least, are 0, 1, 2, … or 1, 2, 3, …"""
     if values.min() not in (0, 1) or not np.array_equal(values, np.trunc(values)):  # neither holds of NaN
         return False
-    for client in np.unique(clients):
-        own = np.sort(values[clients == client])
-        if len(own) < FEW or own[0] not in (0, 1) or not np.array_equal(own, own[0] + np.arange(len(own))):
-            return False
-    return len(np.unique(clients)) > 1
+    order = np.lexsort((values, clients))
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    sizes, firsts = np.diff(np.append(begins, len(order))), values[order][begins]
+    counted = np.arange(len(order)) - np.repeat(begins - firsts, sizes)
+    return len(begins) > 1 and sizes.min() >= FEW and bool((firsts <= 1).all()) and np.array_equal(values[order], counted)
 
 
 def _proportional(numbers: Mapping[str, Array]) -> list[tuple[str, str]]:
