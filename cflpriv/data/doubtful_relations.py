@@ -7,9 +7,9 @@ Of a table whose clients all have one relation, a note on a column has a probabi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri
 
 from ..types import Array
 from .doubtful_units import examined_rows
@@ -149,7 +149,7 @@ def _strange_columns(parts: Sequence[_Part], d: int) -> list[tuple[int, list[int
         gains[place, d] = 2 * (inverse[:d, d:] * part.products[:d, d:]).sum()
     counts = np.array([part.rows for part in parts])
     error = 1 / np.sqrt(counts - 3)
-    sure = -float(ndtri(FALSE_ALARM / (2 * d * len(parts))))
+    sure = -NormalDist().inv_cdf(FALSE_ALARM / (2 * d * len(parts)))
     found: list[tuple[int, list[int], str]] = []
     for place, part in enumerate(parts):
         others = np.arange(len(parts)) != place
