@@ -17,7 +17,7 @@ from .doubtful_clients import client_remarks
 from .doubtful_relations import relation_notes
 from .doubtful_runs import repeated_in_a_run
 from .doubtful_swaps import exchanged_rows
-from .doubtful_units import mixed_units, shown_step
+from .doubtful_units import SMALLEST, examined_rows, mixed_units, shown_step
 from .doubtful_values import FEW, Numbers, far_values, filler, inner_filler, missing_code, thousands, zeros_apart
 
 __all__ = ["Remarks", "column_remarks", "is_filler_date"]
@@ -246,11 +246,11 @@ def _counts_rows(values: Array, clients: Array) -> bool:
     """Whether each client's values, of `FEW` rows at least, are 0, 1, 2, … or 1, 2, 3, …"""
     if values.min() not in (0, 1) or not np.array_equal(values, np.trunc(values)):  # neither holds of NaN
         return False
-    for client in np.unique(clients):
-        own = np.sort(values[clients == client])
-        if len(own) < FEW or own[0] not in (0, 1) or not np.array_equal(own, own[0] + np.arange(len(own))):
-            return False
-    return len(np.unique(clients)) > 1
+    order = np.lexsort((values, clients))
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    sizes, firsts = np.diff(np.append(begins, len(order))), values[order][begins]
+    counted = np.arange(len(order)) - np.repeat(begins - firsts, sizes)
+    return len(begins) > 1 and sizes.min() >= FEW and bool((firsts <= 1).all()) and np.array_equal(values[order], counted)
 
 
 def _proportional(numbers: Mapping[str, Array]) -> list[tuple[str, str]]:
@@ -258,7 +258,12 @@ def _proportional(numbers: Mapping[str, Array]) -> list[tuple[str, str]]:
     names = [name for name, values in numbers.items() if np.isfinite(values).all() and len(np.unique(values[:SAMPLE])) > MOST_PARTNERS]
     if not 1 < len(names) <= MOST_COMPARED:
         return []
-    some = np.stack([numbers[name][:: max(1, len(numbers[name]) // SAMPLE)] for name in names])
+    rows = examined_rows(len(numbers[names[0]]), 2 * SAMPLE)
+    some = np.stack([numbers[name][rows] for name in names])
+    wide = some.std(1) > SMALLEST
+    names, some = [name for name, is_wide in zip(names, wide.tolist(), strict=True) if is_wide], some[wide]
+    if len(names) < 2:
+        return []
     related = np.abs(np.corrcoef(some)) > 1 - ROUNDED
     pairs = [(names[i], names[j]) for i, j in zip(*np.nonzero(np.triu(related, 1)), strict=True)]
     return [(first, second) for first, second in pairs if not np.array_equal(numbers[first], numbers[second])]

@@ -7,9 +7,9 @@ Of a table whose clients all have one relation, a note on a column has a probabi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri
 
 from ..types import Array
 from .doubtful_units import examined_rows
@@ -35,6 +35,8 @@ UNRELATED = 1.0
 """The clients' own fits explain no more of their labels, by so many standard errors, than fits to noise do."""
 RIDGE = 1e-3
 MOST_NAMED = 2
+FEWEST_VARIED = 5
+"""A client's labels, or its values of a column, vary if so many rows differ from the most frequent value."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def relation_notes(numbers: Mapping[str, Array], labels: Array, clients: Array |
     parts = []
     for i, j in zip(bounds.tolist(), bounds[1:].tolist(), strict=False):
         rows = order[i:j]
-        if len(rows) >= FEWEST_ROWS and truth[rows].std(0).max() > 0:
-            both = np.concatenate([_centred(x[rows]), _centred(truth[rows], scale=len(kinds) > MOST_KINDS)], axis=1)
+        if len(rows) >= FEWEST_ROWS and _varies(labels[rows]):
+            both = np.concatenate([_centred(x[rows]) * _varies(x[rows]), _centred(truth[rows], scale=len(kinds) > MOST_KINDS)], axis=1)
             parts.append(_Part(int(owners[rows[0]]), len(rows), both.T @ both))
     fitted = [part for part in parts if part.rows >= ROWS_A_COLUMN * len(columns)]
     if not fitted:
@@ -86,6 +88,11 @@ def _centred(values: Array, scale: bool = True) -> Array:
     centred = values - values.mean(0)
     deviation = centred.std(0)
     return np.asarray(centred / np.where(deviation > 0, deviation, 1.0)) if scale else centred
+
+
+def _varies(values: Array) -> Array:
+    """Whether values (rows, ...) differ from the most frequent in `FEWEST_VARIED` rows. If fewer do, the median is the most frequent."""
+    return np.asarray((values != np.sort(values, axis=0)[len(values) // 2]).sum(0) >= FEWEST_VARIED)
 
 
 def _fit(products: Array, towards: Array, rows: int) -> Array:
@@ -142,19 +149,20 @@ def _strange_columns(parts: Sequence[_Part], d: int) -> list[tuple[int, list[int
         gains[place, d] = 2 * (inverse[:d, d:] * part.products[:d, d:]).sum()
     counts = np.array([part.rows for part in parts])
     error = 1 / np.sqrt(counts - 3)
-    sure = -float(ndtri(FALSE_ALARM / (2 * d * len(parts))))
+    sure = -NormalDist().inv_cdf(FALSE_ALARM / (2 * d * len(parts)))
     found: list[tuple[int, list[int], str]] = []
     for place, part in enumerate(parts):
         others = np.arange(len(parts)) != place
         elsewhere, own = follows[others], follows[place]
         if not np.isfinite(own).any():
             continue
+        known = np.isfinite(elsewhere).sum(0) >= FEWEST_OTHERS
         usual = np.nansum(elsewhere * counts[others, None], 0) / np.maximum(1, (np.isfinite(elsewhere) * counts[others, None]).sum(0))
         agreed = np.nanmin(np.where(np.isfinite(elsewhere), np.arctanh(np.clip(elsewhere, -0.999, 0.999)), np.inf), 0)
         apart = agreed - np.arctanh(np.clip(own, -0.999, 0.999)) > sure * error[place]
         against = (own < 0) & (own < -sure * error[place]) & (own < -usual / 2)
-        turned = against & (usual > REVERSED_AGREED) & ~(elsewhere < -AGAINST * error[others, None]).any(0)
-        strange = (np.abs(own) < STRANGE) & (agreed > np.arctanh(AGREED)) & apart
+        turned = known & against & (usual > REVERSED_AGREED) & ~(elsewhere < -AGAINST * error[others, None]).any(0)
+        strange = known & (np.abs(own) < STRANGE) & (agreed > np.arctanh(AGREED)) & apart
         best = int(np.argmax(np.where(turned, gains[place, :d], -np.inf)))
         if turned[best] and gains[place, best] >= OF_LABELS * gains[place, d]:
             where = "go with the other columns and the label as the reverse of those at all other clients"

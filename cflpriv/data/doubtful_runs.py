@@ -14,7 +14,8 @@ from .doubtful_units import FEWEST_CLIENTS, ClientValues
 
 __all__ = ["Repeated", "filled_in", "repeated_in_a_run"]
 
-FEWEST_RUN, FEWEST_LEVELS = 10, 5
+FEWEST_RUN, FEWEST_LEVELS, FEWEST_UNLIKE = 10, 5, 10
+"""Rows of a run, values of the column, and rows of the client with other values: with fewer the client is unlike others as a whole."""
 BY_CHANCE = 1e-6
 LONGER = 2.5
 """Of exponential lengths of m runs, the longest is so many times the next with a probability of about m^-1.5."""
@@ -65,7 +66,8 @@ def repeated_in_a_run(values: Array, begins: Array) -> list[Repeated]:
             runs_of_it = int(here.sum()) - int((values[ends[runs]] == value).sum())
             usual = max((others - (len(lengths) - few) + 1) / (others + 2), (own - runs_of_it + 1) / (own + 2) if own > FEWEST_RUN else 0.0)
             client = int(np.searchsorted(begins, ends[run], side="right")) - 1
-            if length < sizes[client] and np.log(n) + (length - 1) * np.log(min(usual, 1 - 1e-9)) < np.log(BY_CHANCE):
+            unlike = sizes[client] - int(lengths[here & (np.searchsorted(begins, ends, side="right") - 1 == client)].sum())
+            if unlike >= FEWEST_UNLIKE and np.log(n) + (length - 1) * np.log(min(usual, 1 - 1e-9)) < np.log(BY_CHANCE):
                 found.append(Repeated(value, length, client))
         if len(found) == few and len(np.unique(values)) >= FEWEST_LEVELS:
             return found

@@ -1,8 +1,9 @@
 """Columns of a client that were exchanged: in all of its rows, or two columns in a part of them.
 
-Of two columns in a part of the rows: each row is compared by how likely its two values are in this order and in the other. Clients may
-have such rows by chance. So a client is named if it has more of them than its binomial share, taken as the largest of all other clients;
-all pairs of columns and clients together, by a chance below `FALSE_ALARM`. Exchanged axes of a sensor are the same as a turned sensor.
+Of two columns in a part of the rows: each row is compared by how likely its two values are in this order and in the other. Clients may have
+such rows by chance. So a client whose other rows are as usual is named if it has more of them than its binomial share, taken as the largest
+of all other clients; all pairs of columns and clients together, by a chance below `FALSE_ALARM`. Exchanged axes of a sensor are the same as
+a turned sensor.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..types import Array
-from .doubtful_units import FEWEST_CLIENTS, NORMAL_QUARTILES, ClientValues, examined_rows, related
+from .doubtful_units import FEWEST_CLIENTS, NORMAL_QUARTILES, SMALLEST, ClientValues, examined_rows, label_columns, related
 
 __all__ = ["exchanged", "exchanged_rows"]
 
@@ -81,7 +82,7 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
     usual = {name: column for name, values in numbers.items() if (column := _usual(values[rows], begins)) is not None}
     if len(begins) <= FEWEST_CLIENTS or not 1 < len(usual) <= MOST_COLUMNS:
         return []
-    names = list(usual)
+    names, kinds = list(usual), label_columns(labels[rows])
     chance = np.log(FALSE_ALARM / (len(names) * (len(names) - 1) / 2 * len(begins)))
     found = []
     for place, first in enumerate(names):
@@ -96,9 +97,13 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
             if odd is None:
                 continue
             side = here.astype(bool) & (owners == owners[begins[odd]])
+            rest = (owners == owners[begins[odd]]) & ~side
             if not (_as_usual(a.values[side], a, b) and _as_usual(b.values[side], b, a)):
                 continue
-            if not related(side, np.ones(len(rows), bool), labels[rows], bounds):
+            if rest.sum() >= FEWEST_ROWS and not (a.has(rest) and b.has(rest)):
+                continue
+            others = [column.values for name, column in usual.items() if name not in (first, second)]
+            if not any(related(side, np.ones(len(rows), bool), one, bounds) for one in (*kinds, *others)):
                 found.append(((first, second), int(owners[begins[odd]]), int(counts[odd])))
     return [one for one in found if not any(one is not other and set(one[0]) & set(other[0]) for other in found)]
 
@@ -111,13 +116,17 @@ class _Usual:
     middle: float
     spread: float
 
+    def has(self, rows: Array) -> bool:
+        """Whether the median of some rows is a usual one."""
+        return bool(abs(float(np.median(self.values[rows])) - self.middle) < AGREED * self.spread)
+
 
 def _usual(values: Array, begins: Array) -> _Usual | None:
     """What is usual at most clients; None for columns of few values or with blanks."""
     if not np.isfinite(values).all() or len(np.unique(values[:1000])) <= 10:
         return None
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return _Usual(values, middle, (high - low) / NORMAL_QUARTILES) if high > low else None
+    return _Usual(values, middle, (high - low) / NORMAL_QUARTILES) if high - low > SMALLEST else None
 
 
 def _alike(a: _Usual, b: _Usual) -> Array:

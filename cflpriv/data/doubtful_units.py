@@ -15,6 +15,7 @@ import numpy as np
 from ..types import Array
 
 __all__ = [
+    "SMALLEST",
     "UNITS",
     "ClientValues",
     "Mixed",
@@ -24,6 +25,7 @@ __all__ = [
     "clients_apart",
     "clients_differ",
     "examined_rows",
+    "label_columns",
     "mixed_units",
     "related",
     "shown_step",
@@ -110,6 +112,8 @@ GAP = 3.0
 FACTOR_SURE = 100
 CURVE_SPREADS, CURVE_APART = 1.3, 3.0
 """The same as `SPREADS` and `CLIENT_APART` for curves, of which there are more, and which must also explain the spread."""
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Models compute in single precision, where a smaller spread is 0, and the square of a deviation may have no number."""
 MOST_ROWS = 10_000
 """What is examined of a longer table, in its order."""
 
@@ -154,9 +158,7 @@ def mixed_units(columns: Mapping[str, Array], labels: Array, clients: Array | No
             splits[name] = found
     if not splits:
         return {}
-    others = [own for name, own in values.items() if name not in splits]
-    kinds = np.unique(labels)
-    others += [labels[rows] == kind for kind in kinds] if 2 < len(kinds) <= FEW_KINDS else [labels[rows]]
+    others = [*(own for name, own in values.items() if name not in splits), *label_columns(labels[rows])]
     return {
         name: replace(mixed, sure=mixed.sure and (mixed.step.factor >= FACTOR_SURE or mixed.step.offset > 0))
         for name, (side, mixed) in splits.items()
@@ -424,8 +426,8 @@ def _steps_in_rows(scaled: Array, bounds: Array) -> list[tuple[int, int]]:
     variance = np.repeat(np.add.reduceat(centred**2, begins) / sizes, sizes)
     before = np.arange(len(scaled)) - np.repeat(begins, sizes) + 1
     weight = before * (np.repeat(sizes, sizes) - before)
-    explained = np.cumsum(centred) ** 2 / np.maximum(weight * variance, np.finfo(float).tiny)  # each client's sum is 0
-    explained[weight == 0] = 0.0
+    whole = weight * variance
+    explained = np.divide(np.cumsum(centred) ** 2, whole, out=np.zeros(len(scaled)), where=whole > 0)  # each client's sum is 0
     steep = np.flatnonzero((np.maximum.reduceat(explained, begins) > STEP) & (sizes >= 2 * FEWEST_RUN))
     return [(client, int(np.argmax(explained[bounds[client] : bounds[client + 1]])) + 1) for client in steep.tolist()]
 
@@ -451,10 +453,16 @@ def related(side: Array, there: Array, other: Array, bounds: Array) -> bool:
     return variance > 0 and abs(total) > RELATED * variance**0.5
 
 
+def label_columns(labels: Array) -> list[Array]:
+    """The labels (rows,), each of a few classes by itself: whether a row has it."""
+    kinds = np.unique(labels)
+    return [labels == kind for kind in kinds] if 2 < len(kinds) <= FEW_KINDS else [labels]
+
+
 @lru_cache(4)
-def examined_rows(count: int) -> Array:
-    """The rows that are examined, in their order. The array cannot be written to."""
-    rows = np.arange(count) if count <= MOST_ROWS else np.sort(np.random.default_rng(0).choice(count, MOST_ROWS, replace=False))
+def examined_rows(count: int, most: int = MOST_ROWS) -> Array:
+    """The rows that are examined, in their order: a random part of a longer table, since its rows may have a period. It is read-only."""
+    rows = np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
     rows.setflags(write=False)
     return rows
 

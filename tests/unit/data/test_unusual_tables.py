@@ -5,6 +5,7 @@ show with a probability above 0.96.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from cflpriv.data import DataSpec, build_population
 from cflpriv.data.columns import cell_number, cell_numbers
+from cflpriv.data.doubtful_columns import column_remarks
 from cflpriv.data.doubtful_units import mixed_units
 from cflpriv.errors import InputError
 from cflpriv.types import Array
@@ -310,3 +312,73 @@ def test_two_kinds_of_samples_are_no_units() -> None:
 )
 def test_cells_are_read_together_as_one_by_one(cells: list[Any]) -> None:
     assert np.array_equal(cell_numbers(cells), np.array([cell_number(cell) for cell in cells], float), equal_nan=True)
+
+
+def notes_of(columns: Mapping[str, Array], labels: Array, clients: Array) -> tuple[str, ...]:
+    """The warnings and notes of columns of numbers, where numpy may give no warning."""
+    cells = {name: column.tolist() for name, column in columns.items()}
+    names = [f"c{client}" for client in range(int(clients.max()) + 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = column_remarks(cells, columns, ("label", labels, False), ("client", clients, names))
+    return (*found.warnings, *found.notes)
+
+
+@pytest.mark.parametrize("power", [-320, -300, -200, -40, 18, 25])
+def test_numbers_near_the_ends_of_their_range_pass(power: int) -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(N, 3))
+    some = {"x": x[:, 0], "large": x[:, 1] * 10.0**power, "positive": np.abs(x[:, 2]) * 10.0**power}
+    assert notes_of(some, (x[:, 0] + draws.normal(size=N) > 0).astype(int), CLIENT) == ()
+
+
+def test_columns_whose_values_return_are_not_the_same() -> None:
+    """A sample at equal distances would see a part of the values only: no two, or those where both columns agree."""
+    clients, place = np.repeat(np.arange(6), 10_000), np.arange(60_000) % 60
+    draws = np.random.default_rng(0)
+    some = {"minute": place * 1.0, "other": (7 * place) % 60 * 1.0, "half": place + 3.0 * (place % 10 > 0), "x": draws.normal(size=60_000)}
+    assert notes_of(some, (some["x"] + draws.normal(size=60_000) > 0).astype(int), clients) == ()
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3])
+@pytest.mark.parametrize("client", range(3))
+def test_a_constant_column_of_a_client_is_not_of_other_rows(value: float, client: int) -> None:
+    """The mean of equal numbers may be another number, so what is left of them is not 0."""
+    draws = np.random.default_rng(client)
+    x = draws.normal(size=(N, 2))
+    column = np.where(client == CLIENT, value, x[:, 0] + draws.normal(size=N))
+    found = notes_of({"x": x[:, 0], "y": x[:, 1], "z": column}, (x.sum(1) > 0).astype(int), CLIENT)
+    assert [note for note in found if "all values of" not in note] == []
+
+
+def test_a_client_with_one_row_of_a_label_is_not_said_to_have_other_labels() -> None:
+    """One row follows other columns by chance alone."""
+    for seed in range(10):
+        draws = np.random.default_rng(seed)
+        x = draws.normal(size=(N, 2))
+        labels = (x[:, 0] + 0.5 * draws.normal(size=N) > 0).astype(int)
+        labels[CLIENT == 2] = 0
+        labels[2 * ROWS + seed] = 1
+        assert notes_of({"x": x[:, 0], "y": x[:, 1]}, labels, CLIENT) == ()
+
+
+def test_a_client_with_higher_counts_has_no_exchanged_rows() -> None:
+    """Where another column is broad, many of its values are usual ones of the counts: so are the client's other rows not."""
+    for seed in range(10):
+        draws = np.random.default_rng(seed)
+        clients = np.repeat(np.arange(8), 200)
+        counts = draws.poisson(np.array([9.0, 4, 3, 3, 2.5, 2, 2, 2])[clients]).astype(float)
+        some = {"visits": counts, "items": draws.negative_binomial(1, 0.1, 1600).astype(float)}
+        labels = (counts + draws.normal(0, 2, 1600) > 3).astype(int)
+        assert not [note for note in notes_of(some, labels, clients) if "exchanged" in note]
+
+
+def test_a_client_that_has_hardly_another_value_has_no_sensor_that_stopped() -> None:
+    for seed in range(10):
+        draws = np.random.default_rng(seed)
+        column = np.where(draws.random(N) < 0.3, 0.0, draws.integers(1, 16, N))
+        column[CLIENT == 3] = 0
+        column[3 * ROWS + 20] = 5
+        assert not [
+            note for note in notes_of({"x": column, "y": draws.normal(size=N)}, draws.integers(0, 2, N), CLIENT) if "sensor" in note
+        ]
