@@ -138,8 +138,9 @@ no clients that join: those of `moved` have no data before. Its local training t
 not comparable; those of movers and oracle are. The program that drove these classes is not kept, so no command makes the rows of FedDrift
 again. No code of Fielding was found. In `quiet` the false moves of FedDrift include merged groups: its models have few rounds by then.
 
-FedDAA's ensembles, clients, aggregator and detection of drift (`LeegerPENG/FedDAA-...` at f79e616, unchanged) ran in one process on
-`turned`: our clients and networks, two epochs of batches of 25 at a rate of .05, three models for six rounds, then a time slot of three
+FedDAA's ensembles, clients, aggregator and detection of drift
+(`LeegerPENG/FedDAA-Dynamic-Client-Clustering-for-Concept-Drift-Adaptation-in-Federated-Learning` at f79e616, unchanged) ran in one process
+on `turned`: our clients and networks, two epochs of batches of 25 at a rate of .05, three models for six rounds, then a time slot of three
 rounds with four, the true number, as its program has it. Clients mix these models. FLUX's dynamic server and clients
 (`dariofenoglio98/FLUX` at 43aadbe, unchanged) ran there in one process without its network: LeNet-5, its rate and momentum, batches of 25,
 40 epochs a round, which is about as many steps as its own settings have, groups found again in the round of the change, which the
