@@ -185,8 +185,8 @@ def _control(advice: str, results: Mapping[str, Sequence[Result]]) -> tuple[floa
     weights = weights if as_counts(np.asarray(clients[0][0]["confusion"])) else np.zeros(0)
     mean = np.mean([contribution(right, sample_weights(labels, weights)) for labels, right in made], axis=0)
     names = [CLUSTERS, *[RANDOM] * (len(own) - 1)]
-    (found,) = differences(moments_of(names, mean, len(made)), [(CLUSTERS, RANDOM)], stream(0, "control on test data"))
-    return round(100 * found.mean, 2), round(100 * found.low, 2), round(100 * found.high, 2)
+    (gain,) = differences(moments_of(names, mean, len(made)), [(CLUSTERS, RANDOM)], stream(0, "control on test data"))
+    return round(100 * gain.mean, 2), round(100 * gain.low, 2), round(100 * gain.high, 2)
 
 
 def _right_of(results: Sequence[Result]) -> tuple[Array, Array]:

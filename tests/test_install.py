@@ -157,10 +157,10 @@ def test_damage_is_named_and_registries_are_listed_without_an_extra(tmp_path: Pa
     damaged = tmp_path / "run"
     damaged.mkdir()
     (damaged / "config.toml").touch()
-    for line, code, said in (("list", 0, "pacfl"), (f"verify {damaged}", 1, "not verified: ")):
+    for line, code, words in (("list", 0, "pacfl"), (f"verify {damaged}", 1, "not verified: ")):
         done = light(f"import sys; from cflpriv.cli import main; sys.argv = {['cflpriv', *line.split()]}; main()", tmp_path)
         assert (done.returncode, done.stderr) == (code, "")
-        assert said in done.stdout
+        assert words in done.stdout
 
 
 def test_no_command_is_forgotten_here() -> None:

@@ -150,7 +150,7 @@ def _strange_columns(parts: Sequence[_Part], d: int) -> list[tuple[int, list[int
     counts = np.array([part.rows for part in parts])
     error = 1 / np.sqrt(counts - 3)
     sure = -NormalDist().inv_cdf(FALSE_ALARM / (2 * d * len(parts)))
-    found: list[tuple[int, list[int], str]] = []
+    differing: list[tuple[int, list[int], str]] = []
     for place, part in enumerate(parts):
         others = np.arange(len(parts)) != place
         elsewhere, own = follows[others], follows[place]
@@ -166,9 +166,9 @@ def _strange_columns(parts: Sequence[_Part], d: int) -> list[tuple[int, list[int
         best = int(np.argmax(np.where(turned, gains[place, :d], -np.inf)))
         if turned[best] and gains[place, best] >= OF_LABELS * gains[place, d]:
             where = "go with the other columns and the label as the reverse of those at all other clients"
-            found.append((part.client, [best], f"{where}; the relation differs there, or the sign or the codes 0 and 1 do"))
+            differing.append((part.client, [best], f"{where}; the relation differs there, or the sign or the codes 0 and 1 do"))
         elif not turned.any() and 0 < strange.sum() <= max(1, min(MOST_NAMED, d // 2)):
-            found.append(
+            differing.append(
                 (part.client, np.flatnonzero(strange).tolist(), "do not follow the other columns as at all others; are they of other rows?")
             )
-    return found
+    return differing

@@ -57,7 +57,7 @@ def repeated_in_a_run(values: Array, begins: Array) -> list[Repeated]:
         runs, longest = order[:few], max(2, int(lengths[order[few]]) if few < len(order) else 1)
         if lengths[runs].min() < max(FEWEST_RUN, LONGER * longest):
             continue
-        found = []
+        repeated = []
         others = n - int(lengths[runs].sum())
         for run in runs.tolist():
             value, length = float(values[ends[run]]), int(lengths[run])
@@ -68,9 +68,9 @@ def repeated_in_a_run(values: Array, begins: Array) -> list[Repeated]:
             client = int(np.searchsorted(begins, ends[run], side="right")) - 1
             unlike = sizes[client] - int(lengths[here & (np.searchsorted(begins, ends, side="right") - 1 == client)].sum())
             if unlike >= FEWEST_UNLIKE and np.log(n) + (length - 1) * np.log(min(usual, 1 - 1e-9)) < np.log(BY_CHANCE):
-                found.append(Repeated(value, length, client))
-        if len(found) == few and len(np.unique(values)) >= FEWEST_LEVELS:
-            return found
+                repeated.append(Repeated(value, length, client))
+        if len(repeated) == few and len(np.unique(values)) >= FEWEST_LEVELS:
+            return repeated
     return []
 
 

@@ -43,12 +43,12 @@ def exchanged(of_columns: Mapping[str, ClientValues]) -> list[tuple[tuple[str, .
         if apart[odd] > FAR and np.delete(apart, odd).max() < AGREED:
             column = _FarColumn(name, float(middles[odd]), float(spreads[odd]), float(np.median(np.delete(middles, odd))), spread)
             far.setdefault(int(own.clients[odd]), []).append(column)
-    found = []
+    exchanges = []
     for client, columns in far.items():
         like = [[place for place, other in enumerate(columns) if other is not column and column.is_like(other)] for column in columns]
         if len(columns) > 1 and all(like) and len({place for places in like for place in places}) == len(columns):
-            found.append((tuple(column.name for column in columns), client))
-    return found
+            exchanges.append((tuple(column.name for column in columns), client))
+    return exchanges
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
         return []
     names, kinds = list(usual), label_columns(labels[rows])
     chance = np.log(FALSE_ALARM / (len(names) * (len(names) - 1) / 2 * len(begins)))
-    found = []
+    pairs = []
     for place, first in enumerate(names):
         a = usual[first]
         for second in names[place + 1 :]:
@@ -103,9 +103,9 @@ def exchanged_rows(numbers: Mapping[str, Array], labels: Array, clients: Array) 
             if rest.sum() >= FEWEST_ROWS and not (a.has(rest) and b.has(rest)):
                 continue
             others = [column.values for name, column in usual.items() if name not in (first, second)]
-            if not any(related(side, np.ones(len(rows), bool), one, bounds) for one in (*kinds, *others)):
-                found.append(((first, second), int(owners[begins[odd]]), int(counts[odd])))
-    return [one for one in found if not any(one is not other and set(one[0]) & set(other[0]) for other in found)]
+            if not any(related(side, np.ones(len(rows), bool), column, bounds) for column in (*kinds, *others)):
+                pairs.append(((first, second), int(owners[begins[odd]]), int(counts[odd])))
+    return [pair for pair in pairs if not any(pair is not other and set(pair[0]) & set(other[0]) for other in pairs)]
 
 
 @dataclass(frozen=True)

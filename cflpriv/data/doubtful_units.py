@@ -111,7 +111,7 @@ GAP = 3.0
 """Between clients in another unit and all others there is a gap so many times as wide as either differ among themselves."""
 FACTOR_SURE = 100
 CURVE_SPREADS, CURVE_APART = 1.3, 3.0
-"""The same as `SPREADS` and `CLIENT_APART` for curves, of which there are more, and which must also explain the spread."""
+"""The same as `SPREADS` and `CLIENT_APART` for curves, which are more and must also explain the spread."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Models compute in single precision, where a smaller spread is 0, and the square of a deviation may have no number."""
 MOST_ROWS = 10_000
@@ -223,8 +223,8 @@ def client_units(own: ClientValues) -> list[Mixed]:
     if len(own.clients) < FEWEST_CLIENTS:
         return []
     for logged in (True, False) if own.least.min() > 0 else (False,):
-        if found := _odd_clients(own, logged):
-            return [Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist())) for odd, step in found]
+        if odd_clients := _odd_clients(own, logged):
+            return [Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist())) for odd, step in odd_clients]
     return []
 
 
@@ -280,7 +280,7 @@ def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]
     many, others = bunches(middles, spreads)
     if sum(map(len, others)) > MOST_ODD * len(middles) or len(many) < 2:
         return []
-    found = []
+    odd_clients = []
     rest = _Side(float(np.median(middles[many])), float(np.median(spreads[many])), int(own.sizes[many].sum()))
     for few in others:
         if any(_gap(scale, few, many) < max(GAP * np.ptp(scale[few]), _wide(4, len(many)) * np.ptp(scale[many])) for scale in own.scales()):
@@ -290,8 +290,8 @@ def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]
         step = _step(odd, rest, logged, CLIENT_APART, between) or _curve(np.median(own.quartiles[few], axis=0), odd, rest, logged, between)
         if step is None or not _sure(step, sum(map(len, others)), len(middles)):
             return []
-        found.append((few, step))
-    return found
+        odd_clients.append((few, step))
+    return odd_clients
 
 
 def _gap(middles: Array, few: Array, many: Array) -> float:

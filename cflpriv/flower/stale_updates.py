@@ -60,10 +60,10 @@ def fingerprint(update: Array, sent: Array, other: Array) -> int:
 
 def _left(move: Array, by: list[Array]) -> float:
     """The squared length of what moves `by` (d,) leave of `move` (d,), by least squares."""
-    some = [one for one in by if one.any()]
+    some = [other for other in by if other.any()]
     if not some:
         return float(move @ move)
-    matrix = np.stack([one / np.linalg.norm(one) for one in some], axis=1)
+    matrix = np.stack([other / np.linalg.norm(other) for other in some], axis=1)
     rest = move - matrix @ np.linalg.lstsq(matrix, move, rcond=1e-6)[0]
     return max(float(rest @ rest), 1e-300)
 
@@ -72,9 +72,9 @@ def _weight(move: Array, step: Array, beside: list[Array]) -> float:
     """The coefficient of `step` in the regression of `move` on it and on the moves `beside`; NaN without a step."""
     if not step.any():
         return float("nan")
-    some = [step, *(one for one in beside if one.any())]
-    sizes = [float(np.linalg.norm(one)) for one in some]
-    matrix = np.stack([one / size for one, size in zip(some, sizes, strict=True)], axis=1)
+    some = [step, *(other for other in beside if other.any())]
+    sizes = [float(np.linalg.norm(vector)) for vector in some]
+    matrix = np.stack([vector / size for vector, size in zip(some, sizes, strict=True)], axis=1)
     return float(np.linalg.lstsq(matrix, move, rcond=1e-6)[0][0]) / sizes[0]
 
 

@@ -32,7 +32,7 @@ from ...types import Array, Clustering
 
 __all__ = [
     "ALPHA", "DRAWS", "FindGroups", "FoundGroups", "JoinGroups", "Landmarks", "PlaceClients", "check_draws", "find_groups",
-    "landmarks_of", "notes_of",
+    "landmarks_of", "notes_of", "p_words",
 ]  # fmt: skip
 
 ALPHA, DRAWS = 0.01, 499
@@ -290,6 +290,12 @@ def find_groups(federation: Federation, held: Held, find: FindGroups, landmarks:
         notes["landmarks"] = len(compared)
     clustering = Clustering(held.clients, tuple(labels[client] for client in held.clients), int(result["k"]))
     return FoundGroups(clustering, notes, released.evidence)
+
+
+def p_words(notes: Mapping[str, Any]) -> str:
+    """The p-value of a test for groups, or its bound where the test ended early, from the notes of `notes_of`; "" if none was released."""
+    p, least = notes.get("p"), notes.get("p_at_least")
+    return f"p = {p:.3g}" if p is not None else f"p ≥ {least:.3g}" if least is not None else ""
 
 
 def notes_of(find: FindGroups, result: Mapping[str, Any], clients: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...advice.verdict import CLUSTERS, CLUSTERS_MIXTURE, FEWEST_CLIENTS, Difference, Moments, differences
 from ...advice.words import option_words
+from ...algorithms.shared.grouping import p_words
 from ...console import counted
 from .answer import Answer, Tone, counted_words, joined, listed, lower, percent
 from .leak_answers import OPEN, audit_answer, leak_sentence, leaks_in
@@ -238,8 +239,7 @@ def groups_of(run: RunFiles) -> Answer:
     if not knowledge.startswith("none"):
         return Answer(question, "none", f"{verdict}, as given", text, f"Known before the run: {knowledge}.")
     if answer is not None:
-        least = measured.get("p_at_least")
-        tested = f"p = {p:.3g}" if p is not None else f"p is {least:.2g} or more" if least is not None else "the test released no p-value"
+        tested = p_words(measured) or "the test released no p-value"
         if answer == "groups":
             return Answer(
                 question,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...algorithms.shared.grouping import p_words
 from ...types import Array
 from .pictures import ClusteringEvidence
 from .run_files import RunFiles, require
@@ -175,9 +176,8 @@ def released_words(run: RunFiles) -> str | None:
     if "answer" not in measured or "tests" in seen:
         return None
     released, kept = ["the labels", f"the answer ({measured['answer']})"], ["the spectrum", "the tree", "the tests of parts"]
-    exact, least = measured.get("p"), measured.get("p_at_least")
-    if exact is not None or least is not None:
-        released.append(f"p = {exact:.3g}" if exact is not None else f"p ≥ {least:.3g}")
+    if p_words(measured):
+        released.append(p_words(measured))
     if measured.get("directions") is not None:
         released.append(f"the number of directions ({measured['directions']})")
     (released if seen else kept).append("the distances, with noise" if seen else "the distances")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...algorithms.shared.grouping import p_words
 from ...contract.transcript import Transcript
 from ...data import build_population, data_directory
 from ...data.text import TEXTS
@@ -350,8 +351,7 @@ def _announce(run: Experiment) -> None:
     if run.chosen:
         report(run.chosen)
     if (answer := described.get("answer")) is not None:
-        p, least = described.get("p"), described.get("p_at_least")
-        tested = f" (p = {p:.3g})" if p is not None else f" (p ≥ {least:.3g})" if least is not None else ""
+        tested = f" ({p_words(described)})" if p_words(described) else ""
         report(f"test for groups: {answer}{tested}{': one cluster is trained' if described.get('clear') is False else ''}")
     elif described.get("clear") is False:
         report("no clear structure was found in the clients' similarity: one cluster is trained")

@@ -361,8 +361,8 @@ def test_a_first_configuration_has_a_protection_that_its_algorithm_takes(name: s
     check_run(config, population, config.algorithm_for(population), [client.id for client in population.clients])
     assert config.protection.sum == PROTECTIONS.get(name, "secagg")
     assert config.protection.relay_updates == (name in ("pfedlia", "fedfomo"))
-    said = [line for line in starter.lines if line.startswith("the server sees each update, for protection.sum = ")]
-    assert len(said) == (config.protection.sum == "none")
+    reasons = [line for line in starter.lines if line.startswith("the server sees each update, for protection.sum = ")]
+    assert len(reasons) == (config.protection.sum == "none")
 
 
 def test_an_algorithm_that_takes_no_table_is_refused_before_its_file_is_written(tmp_path: Path) -> None:

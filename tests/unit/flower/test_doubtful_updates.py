@@ -32,9 +32,9 @@ def descended(client: int, model: Array, number: int) -> Array:
 
 
 def doubts_of(odd: Odd | None, rounds: int = 6, who: tuple[int, ...] = (ODD,)) -> list[str]:
-    """All that is said of a run in which clients `who` answer so."""
+    """All doubts about a run whose clients `who` answer so."""
     model = np.random.default_rng(5).normal(size=SIZE).astype(np.float32)
-    seen, kept, said = Seen(), [dict[str, Any]() for _ in range(CLIENTS)], list[str]()
+    seen, kept, doubts = Seen(), [dict[str, Any]() for _ in range(CLIENTS)], list[str]()
     watch = Watch(seen, LAYOUT, 0)
     for number in range(rounds):
         updates = []
@@ -44,9 +44,9 @@ def doubts_of(odd: Odd | None, rounds: int = 6, who: tuple[int, ...] = (ODD,)) -
             updates.append(odd(model, update, kept[client]).astype(np.float32) if odd and client in who else update)
         seen.add(number, "mean", "update", "clients", "server", range(CLIENTS), [{"update": u} for u in updates], readers=("server",))
         mean: Array = np.asarray(np.mean(updates, axis=0, dtype=np.float64), np.float32)
-        said += watch.doubts([model], [mean], dict.fromkeys(range(CLIENTS), 0))
+        doubts += watch.doubts([model], [mean], dict.fromkeys(range(CLIENTS), 0))
         model = model + mean
-    return said
+    return doubts
 
 
 def remembered(kept: dict[str, Any], name: str, value: Array) -> Array:
@@ -81,9 +81,9 @@ KINDS: dict[str, tuple[Odd, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_did_not_train_from_the_model_sent_is_named(kind: str) -> None:
     odd, words = KINDS[kind]
-    said = doubts_of(odd)
-    assert any(words in doubt and f"client {ODD}" in doubt for doubt in said), said
-    assert not [doubt for doubt in said if doubt.startswith("client") and f"client {ODD}:" not in doubt]
+    doubts = doubts_of(odd)
+    assert any(words in doubt and f"client {ODD}" in doubt for doubt in doubts), doubts
+    assert not [doubt for doubt in doubts if doubt.startswith("client") and f"client {ODD}:" not in doubt]
 
 
 def test_trainings_are_not_named() -> None:

@@ -38,10 +38,10 @@ def test_shares_are_those_of_an_active_set(seed: int, sums: int, n: int, classes
     rows, centre, same = means(rng, sums, n), rng.dirichlet(np.ones(classes)), np.eye(classes)
     readings = rows @ rng.dirichlet(np.full(classes, 0.3), n) + noise * rng.normal(size=(sums, classes))
     expected = active_set(rows, readings, same, centre, penalty)
-    found = shares_by_label(rows, readings, centre, penalty)
-    assert found.min() >= 0
-    assert found.sum(axis=1) == pytest.approx(np.ones(n))
-    assert found == pytest.approx(expected, abs=2e-3)
+    solution = shares_by_label(rows, readings, centre, penalty)
+    assert solution.min() >= 0
+    assert solution.sum(axis=1) == pytest.approx(np.ones(n))
+    assert solution == pytest.approx(expected, abs=2e-3)
     response = same + 0.3 * rng.normal(size=(classes, classes)) / classes
     seen = readings @ response.T
     if penalty >= 1e-2:  # steps take more of their number the smaller the penalty is
@@ -55,9 +55,9 @@ def test_of_a_large_vocabulary_no_other_shares_cost_less(n: int, sums: int, nois
     rng = np.random.default_rng(5)
     rows, centre = means(rng, sums, n), rng.dirichlet(np.ones(300))
     readings = rows @ rng.dirichlet(np.full(300, 0.05), n) + noise * rng.normal(size=(sums, 300))
-    found = shares_by_label(rows, readings, centre, penalty)
-    slopes = slope(rows, readings, np.eye(300), centre, penalty, found)
-    assert (found * slopes).sum(axis=1) - slopes.min(axis=1) == pytest.approx(np.zeros(n), abs=1e-8)
+    solution = shares_by_label(rows, readings, centre, penalty)
+    slopes = slope(rows, readings, np.eye(300), centre, penalty, solution)
+    assert (solution * slopes).sum(axis=1) - slopes.min(axis=1) == pytest.approx(np.zeros(n), abs=1e-8)
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,11 +66,11 @@ def test_no_penalty_is_too_small_and_no_scale_too_large(seed: int, sums: int, n:
     rng = np.random.default_rng(seed)
     rows, centre = scale * means(rng, sums, n), np.full(20, 0.05)
     readings = rows @ rng.dirichlet(np.full(20, 0.1), n)
-    found = shares_by_label(rows, readings, centre, penalty)
-    slopes = slope(rows, readings, np.eye(20), centre, penalty, found)
+    solution = shares_by_label(rows, readings, centre, penalty)
+    slopes = slope(rows, readings, np.eye(20), centre, penalty, solution)
     most = np.linalg.norm(rows, 2) ** 2 + penalty
-    assert found.sum(axis=1) == pytest.approx(np.ones(n))
-    assert ((found * slopes).sum(axis=1) - slopes.min(axis=1)).max() <= 1e-6 * most
+    assert solution.sum(axis=1) == pytest.approx(np.ones(n))
+    assert ((solution * slopes).sum(axis=1) - slopes.min(axis=1)).max() <= 1e-6 * most
 
 
 @pytest.mark.parametrize("classes", [3, 500])
@@ -85,9 +85,9 @@ def test_steps_close_the_gap_of_a_large_vocabulary() -> None:
     rng = np.random.default_rng(6)
     rows, centre, response = means(rng, 10, 12), rng.dirichlet(np.ones(200)), np.eye(200) + rng.normal(size=(200, 200)) / 60
     readings = rows @ rng.dirichlet(np.full(200, 0.05), 12) @ response.T + 0.01 * rng.normal(size=(10, 200))
-    found = shares_by_steps(rows, readings, response, centre, 1e-2)
-    slopes = slope(rows, readings, response, centre, 1e-2, found)
-    assert (found * slopes).sum(axis=1) - slopes.min(axis=1) == pytest.approx(np.zeros(12), abs=1e-6)
+    solution = shares_by_steps(rows, readings, response, centre, 1e-2)
+    slopes = slope(rows, readings, response, centre, 1e-2, solution)
+    assert (solution * slopes).sum(axis=1) - slopes.min(axis=1) == pytest.approx(np.zeros(12), abs=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +96,7 @@ def test_no_shares_are_nearer_than_the_projection(seed: int, n: int, classes: in
     """The projection p of v has (v − p)·(s − p) ≤ 0 for all shares s; the corners suffice."""
     rng = np.random.default_rng(seed)
     values = 2 * rng.normal(size=(n, classes))
-    found = projected(values, np.full(n, classes))
-    assert found.sum(axis=1) == pytest.approx(np.ones(n))
-    apart = values - found
-    assert (apart - (apart * found).sum(axis=1, keepdims=True)).max() <= 1e-9
+    solution = projected(values, np.full(n, classes))
+    assert solution.sum(axis=1) == pytest.approx(np.ones(n))
+    apart = values - solution
+    assert (apart - (apart * solution).sum(axis=1, keepdims=True)).max() <= 1e-9

@@ -168,9 +168,7 @@ def test_groups_are_called_clear_only_by_a_test_or_a_rule(measured: dict[str, An
     assert (answer.verdict, answer.tone) == (verdict, tone)
 
 
-@pytest.mark.parametrize(
-    ("released", "words"), [({"p": 0.09}, "p = 0.09"), ({"p_at_least": 0.034}, "p is 0.034 or more"), ({}, "no p-value")]
-)
+@pytest.mark.parametrize(("released", "words"), [({"p": 0.09}, "p = 0.09"), ({"p_at_least": 0.034}, "p ≥ 0.034"), ({}, "no p-value")])
 def test_the_p_value_of_a_test_that_ended_early_is_a_bound(released: dict[str, float], words: str) -> None:
     run = a_run()
     answer = answers([replace(run, measured={**(run.measured or {}), "answer": "no clear groups", **released})])[1]
