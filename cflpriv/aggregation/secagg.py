@@ -393,10 +393,12 @@ class SecaggServerSum:
             lists |= dict.fromkeys(members, len(self._listed(call, members, like)) if members else 0)
 
         def exchange(sent: Mapping[int, tuple[Slot, bytes]], stage: str) -> Mapping[int, bytes]:
-            steps = {
-                client: msgspec.structs.replace(like, slot=slot, models=lists[client], message=message)
-                for client, (slot, message) in sent.items()
-            }
+            steps, alike = dict[int, m.SumStep](), dict[tuple[Slot, int, int], m.SumStep]()  # equal ones are one object
+            for client, (slot, message) in sent.items():
+                key = slot, id(message), lists[client]
+                if key not in alike:
+                    alike[key] = msgspec.structs.replace(like, slot=slot, models=lists[client], message=message)
+                steps[client] = alike[key]
             return self._exchange(steps, stage)
 
         return exchange

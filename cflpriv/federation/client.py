@@ -28,7 +28,7 @@ from . import release_policy as releases
 from .client_contract import ClientContract
 from .client_ledger import ClientLedger
 from .group_secret import GroupMember
-from .host import ApplyTransform, Handler, RunTask, received
+from .host import ApplyTransform, Handler, RunTask, received, refusal
 from .postponed import Postponed
 from .protections import ClientParts, no_stage
 from .registry import check_session, enrolled, new_session
@@ -109,10 +109,9 @@ class FederationClient:
                 case m.Give():
                     return (yield from self._give(ask))
                 case m.SumStep():
-                    waiting = self.values.postponed(ask.held, ask.parts)
-                    if not waiting:
-                        return getattr(self._sums, "step", no_stage)(ask)  # type: ignore[no-any-return]
-                    return (yield from self._step(ask, waiting))
+                    return (yield from self._step(ask))
+                case m.ComputeAndSum():
+                    return (yield from self._both(ask, exchange))
                 case m.Deal():
                     return getattr(self._sums, "deal", no_stage)(ask)  # type: ignore[no-any-return]
                 case m.Seal():
@@ -153,10 +152,22 @@ class FederationClient:
         new_session(self._store, ask.session)
         return answer
 
-    def _step(self, ask: m.SumStep, waiting: list[Postponed]) -> Generator[RunTask, Any, m.Stepped]:
+    def _both(self, ask: m.ComputeAndSum, exchange: SharedWork) -> Generator[RunTask | ApplyTransform, Any, m.ComputedAndSummed]:
+        """A computation, then the message of a sum. What refuses the sum leaves the computation as it is."""
+        if ask.step.session != ask.session:
+            raise RemoteError("wrong-session")
+        computed = yield from self._work.compute(ask.compute, exchange)
+        try:
+            stepped: m.Stepped | m.Refused = yield from self._step(ask.step)
+        except Exception as error:
+            stepped = refusal(f"client {self.number}", error)
+        return m.ComputedAndSummed(computed, stepped)
+
+    def _step(self, ask: m.SumStep) -> Generator[RunTask, Any, m.Stepped]:
         """One message of a secure sum. Where the step reads values that were put off, they are computed for its duration."""
         step, reads = getattr(self._sums, "step", no_stage), getattr(self._sums, "reads", None)
-        if reads is None or not reads(ask):
+        waiting = self.values.postponed(ask.held, ask.parts)
+        if not waiting or reads is None or not reads(ask):
             return step(ask)  # type: ignore[no-any-return]
         made = yield from _computed(waiting)
         for value in reversed(waiting):

@@ -29,14 +29,15 @@ from .message_encoding import (
 )  # fmt: skip
 
 __all__ = [
-    "Acknowledged", "AddUp", "Answer", "Bounded", "Boxed", "Committed", "Compute", "Computed", "Contribute", "Deal", "Decrypt",
-    "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give", "Given", "Group", "Help", "Helped",
-    "HolderRelease", "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest", "Recipient", "Refused", "Seal",
-    "SealedBoxes", "ShareKey", "Stepped", "SumStep", "Take", "ToHolder", "Unusable", "VERSION", "decode_answer", "decode_ask", "encode",
+    "Acknowledged", "AddUp", "Answer", "Bounded", "Boxed", "Committed", "Compute", "ComputeAndSum", "Computed", "ComputedAndSummed",
+    "Contribute", "Deal", "Decrypt", "Deposits", "Described", "Drop", "Enrol", "Enrolled", "EpochKey", "Finish", "Fold", "Give",
+    "Given", "Group", "Help", "Helped", "HolderRelease", "Keys", "LIMIT_BYTES", "NoiseShares", "NoisySteps", "Open", "PartyRequest",
+    "Recipient", "Refused", "Seal", "SealedBoxes", "ShareKey", "Stepped", "SumStep", "Take", "ToHolder", "Unusable", "VERSION",
+    "decode_answer", "decode_ask", "encode",
 ]  # fmt: skip
 __all__ += message_encoding.__all__
 
-VERSION = 15
+VERSION = 16
 LIMIT_BYTES = 1 << 31
 
 # --- noise
@@ -160,6 +161,18 @@ class SumStep(FederationMessage, frozen=True, tag="step"):
     groups: HeldValue | Picks | None
     message: bytes
     noise: NoiseShares | None = None
+
+
+class ComputeAndSum(FederationMessage, frozen=True, tag="compute and sum"):
+    """A computation, and the only message of the sum over its result. The client answers as if it had got one after the other."""
+
+    compute: Compute
+    step: SumStep
+
+    @property
+    def session(self) -> bytes:
+        """That of the computation; the sum's is checked with it."""
+        return self.compute.session
 
 
 class Committed(FederationMessage, frozen=True):
@@ -346,8 +359,8 @@ class Help(FederationMessage, frozen=True, tag="help"):
 
 ToHolder = Keys | Decrypt | Finish | Drop | ShareKey | Deposits | Contribute | Open | Help
 PartyRequest = (
-    Enrol | Compute | Give | SumStep | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop | ShareKey | Deposits
-    | Contribute | Open | Help
+    Enrol | Compute | Give | SumStep | ComputeAndSum | Deal | Seal | Take | Fold | AddUp | Group | Keys | Decrypt | Finish | Drop
+    | ShareKey | Deposits | Contribute | Open | Help
 )  # fmt: skip
 
 
@@ -432,13 +445,22 @@ class Refused(FederationMessage, frozen=True, tag="refused"):
     code: Name
 
 
+class ComputedAndSummed(FederationMessage, frozen=True, tag="computed and summed"):
+    """Both answers. A refusal of the sum is none of the computation."""
+
+    computed: Computed
+    stepped: Stepped | Refused
+
+
 class Helped(FederationMessage, frozen=True, tag="helped"):
     """A helper's answers, in order: a refusal of one sum's message is none of the others'."""
 
     answers: tuple[Stepped | Refused, ...]
 
 
-Answer = Enrolled | Computed | Given | Stepped | SealedBoxes | HolderRelease | Unusable | Acknowledged | Refused | Helped
+Answer = (
+    Enrolled | Computed | Given | Stepped | ComputedAndSummed | SealedBoxes | HolderRelease | Unusable | Acknowledged | Refused | Helped
+)
 
 
 # --- as bytes

@@ -50,6 +50,9 @@ class Watched:
 
     def _note(self, client: int, ask: m.PartyRequest) -> None:
         match ask:
+            case m.ComputeAndSum():
+                self._note(client, ask.compute)
+                self._note(client, ask.step)
             case m.Compute():
                 phase: Phase = "joining" if client in self._newcomers else "start" if ask.round < 0 else "round"
                 value = Observed(client, ask.task.task, ask.round, phase, request_digest(ask))

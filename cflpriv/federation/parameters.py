@@ -31,6 +31,13 @@ class TaskParameters:
         return {name: list(value) for name, value in self.values.items() if isinstance(value, list | tuple)}
 
     @property
+    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Of each parameter that the server can read, or of the first of a list, name and shape."""
+        firsts: dict[str, Any] = {**self.values, **{name: several[0] for name, several in self.lists.items() if several}}
+        arrays = {name: value.clear if isinstance(value, Shared) else value for name, value in firsts.items()}
+        return tuple((name, np.shape(value)) for name, value in arrays.items() if isinstance(value, np.ndarray))
+
+    @property
     def held(self) -> list[Held]:
         """Values that clients hold themselves, in the order in which clients find them."""
         return [value for value in (self.which, *self.values.values()) if isinstance(value, Held)]

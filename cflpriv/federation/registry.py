@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from math import prod
+from time import perf_counter
 from typing import Literal, TypeVar
 
 from ..contract.handles import PartLayout
@@ -148,7 +149,7 @@ class EpochEnded(ProtocolError):
 
 
 ANSWERS: Mapping[type, type] = {
-    m.Compute: m.Computed, m.AddUp: m.Computed, m.SumStep: m.Stepped, m.Deal: m.Stepped,
+    m.Compute: m.Computed, m.AddUp: m.Computed, m.SumStep: m.Stepped, m.Deal: m.Stepped, m.ComputeAndSum: m.ComputedAndSummed,
     m.Group: m.Stepped, m.Seal: m.SealedBoxes, m.Take: m.Acknowledged,
 }  # fmt: skip
 """The answer that a client gives to a request, if it does not refuse it. Those to `Give` and `Fold` are on record before they are read."""
@@ -184,7 +185,8 @@ class ClientRegistry:
 
     `refusals` are (client, stage, error code), with client −1 before it is known; `error_codes` explains the codes. `unopened`: the
     turns in which a secure sum failed, or a block stayed closed, after clients were asked for shares. These allow no sum over other clients
-    at its models.
+    at its models. `waiting`: computations that clients are asked for together with the first message of a sum; `computed`: their answers;
+    `computing_seconds`: how long these took.
     """
 
     def __init__(
@@ -206,6 +208,9 @@ class ClientRegistry:
         self.peers: dict[int, m.Recipient] = {}
         self.refusals: list[tuple[int, str, str]] = []
         self.unopened: set[int] = set()
+        self.waiting: dict[int, m.Compute] = {}
+        self.computed: dict[int, m.Answer] = {}
+        self.computing_seconds = 0.0
         self._answered: dict[int, int] = {}
         self.greeted: list[Callable[[Iterable[int]], None]] = []  # called with those who enrolled, as they may have lost their state
 
@@ -338,7 +343,14 @@ class ClientRegistry:
         return answers
 
     def ask(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
-        """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded."""
+        """The answers that arrived in time. The other clients are absent until they enrol again. Refusals are recorded.
+
+        A message of a sum takes the computation along that waits for it.
+        """
+        taken = [client for client, ask in asks.items() if isinstance(ask, m.SumStep) and client in self.waiting]
+        return self._asked_both(asks, taken, stage) if taken else self._asked(asks, stage)
+
+    def _asked(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}
         lost = set()
@@ -354,10 +366,31 @@ class ClientRegistry:
                     lost.add(client)
             else:
                 answers[client] = answer
-                if isinstance(ask, m.Compute):
+                if isinstance(ask, m.Compute | m.ComputeAndSum):
                     self._answered[client] = self.round
         if lost:
             self._lost |= lost
             self._ungreeted |= lost
             self._present = None
+        return answers
+
+    def _asked_both(self, asks: Mapping[int, m.PartyRequest], taken: Collection[int], stage: str) -> dict[int, m.Answer]:
+        """The answers to messages of sums; those of the clients that were `taken` compute first."""
+        both: dict[tuple[int, int], m.ComputeAndSum] = {}  # equal requests are one object, which a transport encodes once
+        joined, began = dict(asks), perf_counter()
+        for client in taken:
+            compute, step = self.waiting.pop(client), asks[client]
+            assert isinstance(step, m.SumStep)
+            joined[client] = both.setdefault((id(compute), id(step)), m.ComputeAndSum(compute, step))
+        answers: dict[int, m.Answer] = {}
+        for client, answer in self._asked(joined, "compute").items():
+            if not isinstance(answer, m.ComputedAndSummed):
+                answers[client] = answer
+                continue
+            self.computed[client] = answer.computed
+            if isinstance(answer.stepped, m.Refused):
+                self.refusals.append((client, stage, answer.stepped.code))
+            else:
+                answers[client] = answer.stepped
+        self.computing_seconds += perf_counter() - began
         return answers

@@ -6,7 +6,7 @@ functions of their state. A simulated and a deployed federation write the same t
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
@@ -40,7 +40,7 @@ from .protections import Asked, ComparisonServer, Folding, Portions, ServerParts
 from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, declared, majority
 from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
-from .server_state import KnownValue, Participants, Rounds
+from .server_state import KnownValue, Participants, Rounds, Unanswered
 from .transport import Transport
 from .values import UNTRACED, Origin, spread_of, trace
 from .work import alternatives_of, request_digest
@@ -66,6 +66,9 @@ class FederationServer:
 
     `portions`: how clients with large values are asked in sums, all at once or few after the other. A transport with deadlines asks all at
     once. A transcript that keeps or digests large payloads needs all at once, too.
+
+    `together`: under sums in one message, whether clients are asked at once for a computation and for the sum over its result, from the
+    second time on, when the form of the result is known. The records are the same.
 
     `signed`: whether clients prove their keys when they enrol, by which the server knows them again; with a roster they always do.
 
@@ -96,6 +99,7 @@ class FederationServer:
         contract: Contract | None = None,
         signed: bool = True,
         portions: Portions = at_once,
+        together: bool = True,
     ) -> None:
         self.protection = protection or Protection()
         self.sampling = sampling or Sampling()
@@ -138,6 +142,10 @@ class FederationServer:
         self._drawn_from = None if drawn_from is None else tuple(sorted(drawn_from))
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
         self._known: weakref.WeakKeyDictionary[HeldKey, KnownValue] = weakref.WeakKeyDictionary()
+        speaks_once = self.protection.sums.helped and not self.protection.sums.oblivious and self.protection.robust == "none"
+        self._together = together and speaks_once and privacy_ledger is None
+        self._layouts: dict[Hashable, PartLayout] = {}
+        self._unanswered: Unanswered | None = None
 
     # --- clients
 
@@ -188,7 +196,8 @@ class FederationServer:
         """The present clients of `on` that hold a value."""
         if held.key not in self._known:
             raise InputError(f"{held.key.name} is not held by clients of this federation")
-        return self._participants.among(on, held.clients)
+        absent = self._known[held.key].absent
+        return self._participants.among(on, [client for client in held.clients if client not in absent] if absent else held.clients)
 
     # --- rounds
 
@@ -220,6 +229,7 @@ class FederationServer:
 
         Returns the clients that enrolled, now or since the last round began.
         """
+        self._finish()
         self._rounds.begin(number)
         self._registry.round, self._registry.call = number, 0
         return self._participants.begin_round()
@@ -258,6 +268,7 @@ class FederationServer:
     def compute(
         self, task: Task, params: Mapping[str, Parameter] | None = None, which: Labels | Held | None = None, on: Sequence[int] | None = None
     ) -> Held:
+        self._finish()
         self._participants.greet_lost()
         again = len(self._registry.unopened) if self.protection.secure and self._named_by_choice else 0
         parameters = TaskParameters(renamed(params or {}, again) if again else params or {}, which)
@@ -269,7 +280,7 @@ class FederationServer:
         spread = spread_of(private)
         for source in parameters.held:
             spread = max(spread, self._known[source.key].spread)
-        asks: dict[int, m.PartyRequest] = {}
+        asks: dict[int, m.Compute] = {}
         traced: dict[int, dict[int, bytes]] = {}
         settings, record = settings_of(task), self._record("compute")
         for chosen, members, ask in parameters.requests(self._request(task, number, noise), clients, self.numbers()):
@@ -283,19 +294,43 @@ class FederationServer:
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
-        answers = self._ask(asks, "compute")
-        layouts = self._declared(answers, "compute", private.parts)
-        if not layouts:
-            self._check_budgets(f"compute of {key.name}", asks, before)
-            raise TrainingDiverged(f"{key.name} in round {self.round}: no client has a result")
-        layout = majority(list(layouts.values())) or PartLayout()
+        form = type(private), tuple(private.parts), parameters.shapes
+        layout = self._layouts.get(form) if self._together else None
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
-        odd = frozenset(client for client, declared in layouts.items() if declared != layout)
         taken = self._known[parameters.which.key].chosen if isinstance(parameters.which, Held) else {}
-        chooses = getattr(private, "chooses", "")
-        self._known[key] = KnownValue(number, layout, traced, odd, at_model, kinds_of(private), chooses, taken, spread)
-        held = Held(key, tuple(sorted(layouts)), tuple(private.parts))
-        self._ledger.enter(held, private, inputs, self._ledger.reads(private, held.clients))
+        value = KnownValue(number, layout or PartLayout(), traced, frozenset(), at_model, kinds_of(private), spread=spread)
+        self._known[key] = replace(value, chooses=getattr(private, "chooses", ""), chosen=taken)
+        held = Held(key, tuple(sorted(asks)), tuple(private.parts))
+        self._registry.waiting, self._unanswered = asks, Unanswered(held, private, inputs, form, before)
+        return self._answered(self._unanswered) if layout is None else held
+
+    def _finish(self) -> None:
+        """Ask for the computation that no sum took along, if one waits. Every operation but the sum over its result begins with this.
+
+        Raises as `_answered` does.
+        """
+        if self._unanswered is not None:
+            self._answered(self._unanswered)
+
+    def _answered(self, unanswered: Unanswered) -> Held:
+        """What the clients with a result hold, after all were asked.
+
+        Raises `BudgetsSpent`, and `TrainingDiverged` if no client has a result.
+        """
+        held, task = unanswered.held, unanswered.task
+        asks, answers = self._registry.waiting, self._registry.computed
+        self._unanswered, self._registry.waiting, self._registry.computed = None, {}, {}
+        layouts = self._declared(answers | self._ask(asks, "compute"), "compute", task.parts)
+        if not layouts:
+            self._check_budgets(f"compute of {held.key.name}", held.clients, unanswered.refusals)
+            raise TrainingDiverged(f"{held.key.name} in round {self.round}: no client has a result")
+        layout = majority(list(layouts.values())) or PartLayout()
+        odd = frozenset(client for client, declared in layouts.items() if declared != layout)
+        absent = frozenset(held.clients).difference(layouts)
+        self._known[held.key] = replace(self._known[held.key], layout=layout, odd=odd, absent=absent)
+        self._layouts[unanswered.form] = layout
+        held = Held(held.key, tuple(sorted(layouts)), held.parts)
+        self._ledger.enter(held, task, unanswered.inputs, self._ledger.reads(task, held.clients))
         return held
 
     def _declared(self, answers: Mapping[int, m.Answer], stage: str, parts: Collection[str]) -> dict[int, PartLayout]:
@@ -371,6 +406,7 @@ class FederationServer:
     # --- gram
 
     def gram(self, held: Held, then: Then, against: Held | None = None, on: Sequence[int] | None = None) -> Released:
+        self._finish()
         self._participants.greet_lost()
         clients = [] if against is not None and on is not None and not on else self._owners(held, on)
         known = self._known[held.key] if clients else KnownValue(0, PartLayout(), {}, at_model=False)
@@ -399,6 +435,7 @@ class FederationServer:
 
     def end(self) -> None:
         """End the run: close all clustering epochs, and have the key holder drop their keys."""
+        self._finish()
         self._comparisons.end()
 
     # --- mean
@@ -412,6 +449,9 @@ class FederationServer:
         on: Sequence[int] | None = None,
         models: int = 1,
     ) -> tuple[GroupMean | None, ...]:
+        together = self._unanswered is not None and self._unanswered.held.key is held.key and not isinstance(groups, Held)
+        if not together:
+            self._finish()
         self._participants.greet_lost()
         clients, protection = self._owners(held, on), self.protection
         oblivious = protection.sums.oblivious
@@ -436,7 +476,8 @@ class FederationServer:
         choices = groups if oblivious and isinstance(groups, Held) else None
         noise = self._noise_inside(held)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
-        asked, began, before = Asked(known.number, held.parts, layout, weight, noise, known.spread), perf_counter(), len(self.refusals)
+        asked, before = Asked(known.number, held.parts, layout, weight, noise, known.spread), len(self.refusals)
+        began = perf_counter() - self._registry.computing_seconds
         try:
             if protection.small_clusters == "local" and not oblivious:
                 means = self._mean_or_local(held, call, asked, groups)
@@ -445,10 +486,14 @@ class FederationServer:
                 blocks = m.Picks((0,), False) if oblivious else None
                 means = self._sums.means(call, asked, choice or blocks, self._record("mean"))
         except TooFewClients:
+            self._finish()
+            if self._known[held.key].layout != known.layout:  # results of another form than before, which fit no sum that was asked for
+                return self.mean(held, weights, groups, k, on, models)
             self._check_budgets(f"mean of {held.key.name}", clients, before)
             raise
         finally:
-            self.protection_seconds += perf_counter() - began
+            self.protection_seconds += perf_counter() - self._registry.computing_seconds - began
+        self._finish()
         contributors = set[int]().union(*(mean.contributors for mean in means if mean is not None))
         added = 0 if public else 1  # a private weight is sent, too
         self.transcript.unprotected.up(layout.size + added, layout.nbytes + 8 * added, len(contributors))
@@ -501,6 +546,7 @@ class FederationServer:
     # --- relay, gather
 
     def relay(self, held: Held, to: Mapping[int, Sequence[int]] | Held | None = None) -> Held:
+        self._finish()
         self._participants.greet_lost()
         recipients = [client for client in self.clients if to is None or client in (to.clients if isinstance(to, Held) else to)]
         present = self._owners(held, None)
@@ -535,6 +581,7 @@ class FederationServer:
         return {client: labels[0] for client, labels in self._chosen_labels(held[held.part], None).items() if len(labels) == 1}
 
     def gather(self, held: Held, on: Sequence[int] | None = None) -> Mapping[int, Mapping[str, Array]]:
+        self._finish()
         self._participants.greet_lost()
         clients = self._owners(held, on)
         self._settle(held, clients, "gather")
@@ -568,6 +615,7 @@ class FederationServer:
         return Shared(transformed=(self._folded("product", shared.transformed, number.transformed, on),))
 
     def fold(self, shared: Shared, on: int | None = None) -> Shared:
+        self._finish()
         if len(shared.transformed) > 1:
             shared = Shared(shared.clear, (self._folded("fold", shared.transformed, (), on),), shared.own)
         if len(shared.own) < 2:
@@ -591,6 +639,7 @@ class FederationServer:
         self, operation: str, terms: Sequence[Transformed], times: Sequence[Transformed], on: int | None
     ) -> Transformed:  # fmt: skip
         """One transformed part in place of several. Client `on` computes it if it is present, else another one."""
+        self._finish()
         self._participants.greet_lost()
         folding = Folding(operation, terms, times, f"apply/{self.turn}/{self._next_call()}")
         folded = self._sums.folded(folding, sorted(self.clients, key=lambda client: client != on), self._record(operation))
@@ -607,6 +656,7 @@ class FederationServer:
 
     def saved(self) -> dict[str, Any]:
         """The state for a checkpoint. It has no client's value, and no secret but the session's name."""
+        self._finish()
         agreement = None if self._agreement is None else self._agreement.saved()
         moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
         counted = {**self._rounds.saved(self.epochs.count), "bare": asdict(self.transcript.unprotected)}
@@ -632,6 +682,7 @@ class FederationServer:
 
     def known(self, key: HeldKey) -> dict[str, Any]:
         """What the server knows of the values under a key, for a checkpoint."""
+        self._finish()
         return self._known[key].saved()
 
     def know(self, key: HeldKey, saved: Mapping[str, Any]) -> None:

@@ -1,10 +1,11 @@
 """What a server keeps between operations: who takes part, where the run stands, and what is known of the values that clients hold."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract.handles import PartLayout
+from ..contract.handles import Held, PartLayout
+from ..engine import Task
 from ..errors import InputError
 from ..protocols.errors import TooFewClients
 from ..types import PartKind
@@ -12,7 +13,7 @@ from .group_secret import Agreement
 from .registry import ClientRegistry
 from .values import UNTRACED
 
-__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds"]
+__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds", "Unanswered"]
 
 SKIPPED, SKIPPED_EPOCHS = 1 << 10, 1 << 8
 """By so many turns and numbers, and clustering epochs, of which a session has some thousands, a resumed run skips what the interrupted one
@@ -136,13 +137,29 @@ class Rounds:
 
 
 @dataclass(frozen=True)
+class Unanswered:
+    """A computation that nobody may have been asked for yet: it waits for a sum over its result, which takes it along.
+
+    `held`: its result, if all that are asked have one. `inputs`: what goes into it. `form`: computations of one form have results of one
+    layout. `refusals`: how many there were before.
+    """
+
+    held: Held
+    task: Task
+    inputs: Sequence[Held]
+    form: Hashable
+    refusals: int
+
+
+@dataclass(frozen=True)
 class KnownValue:
     """What the server knows of values that clients hold under one `number`.
 
     `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the names of
     what its value may have been computed from (`values.trace`), by the label of the model that the client chose, −1 where it had no choice.
     `at_model`: parameters went into the values. `kinds`: of their parts. `chooses`: the part with the choice, where the task made it;
-    `chosen`: the labels that clients released. `spread`: of the weights inside the values (`values.spread_of`).
+    `chosen`: the labels that clients released. `spread`: of the weights inside the values (`values.spread_of`). `absent`: clients that
+    were asked, and have no result.
     """
 
     number: int
@@ -154,6 +171,7 @@ class KnownValue:
     chooses: str = ""
     chosen: Mapping[int, int] = field(default_factory=dict)
     spread: float = 1.0
+    absent: frozenset[int] = frozenset()
 
     def names(self, client: int) -> tuple[bytes, ...]:
         """The names that a client's value may have, as far as the server knows its choice."""
@@ -167,6 +185,7 @@ class KnownValue:
         models = [[client, [[label, name.hex()] for label, name in sorted(names.items())]] for client, names in sorted(self.models.items())]
         rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
         rest |= {"chooses": self.chooses, "chosen": [list(pair) for pair in sorted(self.chosen.items())], "spread": self.spread.hex()}
+        rest |= {"absent": sorted(self.absent)} if self.absent else {}
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
@@ -178,4 +197,5 @@ class KnownValue:
             pairs = [(-1, names)] if isinstance(names, str) else names  # a single name in checkpoints of format 4 and before
             models[client] = {label: bytes.fromhex(name) for label, name in pairs}
         rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}), saved.get("chooses", ""))
-        return cls(saved["number"], layout, models, *rest, dict(saved.get("chosen", ())), float.fromhex(saved.get("spread", "0x1p+0")))
+        chosen, spread = dict(saved.get("chosen", ())), float.fromhex(saved.get("spread", "0x1p+0"))
+        return cls(saved["number"], layout, models, *rest, chosen, spread, frozenset(saved.get("absent", ())))

@@ -299,6 +299,7 @@ def simulate(
         contract=None if contract is None else structs.replace(contract, roster=b"" if roster is None else roster.digest),
         portions=_portions(host, members.engine) if (transcript or Transcript()).level == "headers" and transport == "memory" else at_once,
         signed=False,  # without a roster: these clients are where the experimenter put them
+        together=False,  # nobody waits for messages here, and dropouts are injected by stage
     )  # fmt: skip
     if stores is None:
         federation.enrol()

@@ -27,7 +27,7 @@ DIGESTS = {
     11: "50a77bb601ed01c717bc9e929fd50773",
     12: "45b7d96573c44b48bde8bb59d86d9411",
     13: "394e090f3ca77e74db982febd9419c8b", 14: "aa4b98b594b8c0c45bfacdca325d0fdd",
-    15: "827573dc3ab6876660fb41b9fe66645a",
+    15: "827573dc3ab6876660fb41b9fe66645a", 16: "ea9ac74ea8ebf44474961d27c2a92a9e",
 }  # fmt: skip
 """The digest of all messages by version. A changed message gets a new version and a new line; a version's line never changes."""
 
