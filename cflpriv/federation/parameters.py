@@ -33,9 +33,12 @@ class TaskParameters:
     @property
     def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Of each parameter that the server can read, or of the first of a list, name and shape."""
-        firsts: dict[str, Any] = {**self.values, **{name: several[0] for name, several in self.lists.items() if several}}
-        arrays = {name: value.clear if isinstance(value, Shared) else value for name, value in firsts.items()}
-        return tuple((name, np.shape(value)) for name, value in arrays.items() if isinstance(value, np.ndarray))
+        shapes = []
+        for name, value in self.values.items():
+            first: Any = next(iter(self.lists.get(name, [value])), None)
+            array = first.clear if isinstance(first, Shared) else first
+            shapes += [(name, array.shape)] if isinstance(array, np.ndarray) else []
+        return tuple(shapes)
 
     @property
     def held(self) -> list[Held]:

@@ -347,10 +347,8 @@ class ClientRegistry:
 
         A message of a sum takes the computation along that waits for it.
         """
-        taken = [client for client, ask in asks.items() if isinstance(ask, m.SumStep) and client in self.waiting]
-        return self._asked_both(asks, taken, stage) if taken else self._asked(asks, stage)
-
-    def _asked(self, asks: Mapping[int, m.PartyRequest], stage: str) -> dict[int, m.Answer]:
+        if self.waiting and (taken := self._computing(asks)):
+            return self._asked_both(asks, taken, stage)
         arrived = self._exchange({self._places[client]: ask for client, ask in asks.items()}, stage)
         answers: dict[int, m.Answer] = {}
         lost = set()
@@ -374,6 +372,10 @@ class ClientRegistry:
             self._present = None
         return answers
 
+    def _computing(self, asks: Mapping[int, m.PartyRequest]) -> list[int]:
+        """The clients that are asked for a sum and are to compute first."""
+        return [client for client, ask in asks.items() if client in self.waiting and isinstance(ask, m.SumStep)]
+
     def _asked_both(self, asks: Mapping[int, m.PartyRequest], taken: Collection[int], stage: str) -> dict[int, m.Answer]:
         """The answers to messages of sums; those of the clients that were `taken` compute first."""
         both: dict[tuple[int, int], m.ComputeAndSum] = {}  # equal requests are one object, which a transport encodes once
@@ -383,7 +385,7 @@ class ClientRegistry:
             assert isinstance(step, m.SumStep)
             joined[client] = both.setdefault((id(compute), id(step)), m.ComputeAndSum(compute, step))
         answers: dict[int, m.Answer] = {}
-        for client, answer in self._asked(joined, "compute").items():
+        for client, answer in self.ask(joined, "compute").items():
             if not isinstance(answer, m.ComputedAndSummed):
                 answers[client] = answer
                 continue

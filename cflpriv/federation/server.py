@@ -40,7 +40,7 @@ from .protections import Asked, ComparisonServer, Folding, Portions, ServerParts
 from .registry import BudgetsSpent, ClientRegistry, ClientsLost, EpochEnded, KeyHolderLost, declared, majority
 from .relay import Relay, Witness, relay, requested_senders
 from .release_policy import kinds_of, may_leave
-from .server_state import KnownValue, Participants, Rounds, Unanswered
+from .server_state import KnownValue, Participants, Rounds, WaitingTask
 from .transport import Transport
 from .values import UNTRACED, Origin, spread_of, trace
 from .work import alternatives_of, request_digest
@@ -145,7 +145,7 @@ class FederationServer:
         speaks_once = self.protection.sums.helped and not self.protection.sums.oblivious and self.protection.robust == "none"
         self._together = together and speaks_once and privacy_ledger is None
         self._layouts: dict[Hashable, PartLayout] = {}
-        self._unanswered: Unanswered | None = None
+        self._unanswered: WaitingTask | None = None
 
     # --- clients
 
@@ -301,22 +301,17 @@ class FederationServer:
         value = KnownValue(number, layout or PartLayout(), traced, frozenset(), at_model, kinds_of(private), spread=spread)
         self._known[key] = replace(value, chooses=getattr(private, "chooses", ""), chosen=taken)
         held = Held(key, tuple(sorted(asks)), tuple(private.parts))
-        self._registry.waiting, self._unanswered = asks, Unanswered(held, private, inputs, form, before)
-        return self._answered(self._unanswered) if layout is None else held
+        self._registry.waiting, self._unanswered = asks, WaitingTask(held, private, inputs, form, before)
+        return (self._finish() if layout is None else None) or held
 
-    def _finish(self) -> None:
+    def _finish(self) -> Held | None:
         """Ask for the computation that no sum took along, if one waits. Every operation but the sum over its result begins with this.
 
-        Raises as `_answered` does.
+        Returns what the clients with a result hold. Raises `BudgetsSpent`, and `TrainingDiverged` if no client has a result.
         """
-        if self._unanswered is not None:
-            self._answered(self._unanswered)
-
-    def _answered(self, unanswered: Unanswered) -> Held:
-        """What the clients with a result hold, after all were asked.
-
-        Raises `BudgetsSpent`, and `TrainingDiverged` if no client has a result.
-        """
+        unanswered = self._unanswered
+        if unanswered is None:
+            return None
         held, task = unanswered.held, unanswered.task
         asks, answers = self._registry.waiting, self._registry.computed
         self._unanswered, self._registry.waiting, self._registry.computed = None, {}, {}

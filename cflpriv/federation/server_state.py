@@ -13,7 +13,7 @@ from .group_secret import Agreement
 from .registry import ClientRegistry
 from .values import UNTRACED
 
-__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds", "Unanswered"]
+__all__ = ["SKIPPED", "SKIPPED_EPOCHS", "KnownValue", "Participants", "Rounds", "WaitingTask"]
 
 SKIPPED, SKIPPED_EPOCHS = 1 << 10, 1 << 8
 """By so many turns and numbers, and clustering epochs, of which a session has some thousands, a resumed run skips what the interrupted one
@@ -137,7 +137,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Unanswered:
+class WaitingTask:
     """A computation that nobody may have been asked for yet: it waits for a sum over its result, which takes it along.
 
     `held`: its result, if all that are asked have one. `inputs`: what goes into it. `form`: computations of one form have results of one
