@@ -23,6 +23,7 @@ pairs; above 1 ours is quicker), low, high, floor, stretch, against, note. Argum
 `python -m benchmarks cohorts` measures the peak memory of a round with a large model: see `cohorts`.
 `python -m benchmarks cores` measures what the second core gains in a run, an audit and a sweep: see `cores`.
 `python -m benchmarks one_message` compares sums in one message with pairwise sums, by the processor time of all parties: see `one_message`.
+`python -m benchmarks flower_rounds` times rounds on Flower with sums in one message beside pairwise ones: see `flower_rounds`.
 `python -m benchmarks projections` computes what projections of masked vectors bound, and what they cost: see `projections`.
 `python -m benchmarks gpu` measures what only a CUDA device shows (`make gpu`), and `--write` keeps its report for the documentation.
 `python -m benchmarks.pages PAGE` prints a page of the documentation from its tables: see `pages`.
@@ -58,6 +59,7 @@ TABLES = {
             "cores",
             "doubtful_evidence",
             "dp_audits",
+            "flower_rounds",
             "drift",
             "helps",
             "private_defaults",
