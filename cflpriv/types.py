@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
 
-__all__ = ["Array", "ClientData", "Clustering", "DataChange", "Loss", "PartKind", "Parts", "Population", "check_array"]
+__all__ = ["Array", "ClientData", "Clustering", "DataChange", "Loss", "PartKind", "Parts", "Population", "ReadOnlyMemory", "check_array"]
 
 Array = npt.NDArray[Any]
 Loss = Literal["cross_entropy", "squared", "absolute"]
@@ -23,6 +24,27 @@ Parts = Mapping[str, PartKind]
 
 
 MOST_CLASSES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class ReadOnlyMemory:
+    """The read-only memory of an array. It identifies the array as long as the owner of the memory lives."""
+
+    owner: "ref[Array]"
+    place: tuple[int, tuple[int, ...], tuple[int, ...], str]
+
+    @classmethod
+    def of(cls, array: Any) -> "ReadOnlyMemory | None":
+        """None for an array that may change."""
+        if not isinstance(array, np.ndarray) or array.flags.writeable:
+            return None
+        owner = array if array.base is None else array.base
+        place = array.ctypes.data, array.shape, array.strides, array.dtype.str
+        return cls(ref(owner), place) if isinstance(owner, np.ndarray) else None
+
+    def is_of(self, other: "ReadOnlyMemory") -> bool:
+        owner = self.owner()
+        return owner is not None and owner is other.owner() and self.place == other.place
 
 
 def check_array(name: str, value: Array, *, ndim: int | None = None, kind: str = "f", finite: bool = True) -> Array:

@@ -33,10 +33,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Leave what collection has made out of later searches for cycles: they take up to a second each among ten thousand tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for cycles only after collection, and leave what collection has made out of later searches: each takes up to a second among
+    ten thousand tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

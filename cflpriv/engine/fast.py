@@ -25,7 +25,7 @@ from .own_modules import in_mode
 from .sgd import Forward, Layout, Local, Options, Way, gradients_stacked, steps_by_batch, train_stacked
 from .span import Movement, span_chunk_size, train_span
 
-__all__ = ["chunk_size", "gradients", "in_turns", "losses_apart", "may_span", "stacked_form", "train"]
+__all__ = ["chunk_size", "gradients", "in_turns", "is_network", "losses_apart", "may_span", "stacked_form", "train"]
 
 # vmap computes some operations one client after the other, such as those of an LSTM; the scores and gradients are the same
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -58,7 +58,7 @@ def chunk_size(model: Model, batch: int, samples: int, options: Options, device:
     if device.kind == "cuda" and (way := _way(model, FEWEST_FOR_VMAP, plain, device)) is not None:
         needed = client_bytes(way, model.shape, dtype_of(model.dtype), plain, batch or samples, samples)
         return max(1, min(LARGEST_ON_CUDA, chunk_budget() // needed))
-    if batch >= samples and _is_network(model):
+    if batch >= samples and is_network(model):
         return span_chunk_size(samples, model.layout[0][1][0])
     if model.dimension >= STACKED_PARAMETERS // FEWEST_STACKED:  # whatever the model is, and a trial would take 20 times its memory
         return FEWEST_STACKED
@@ -88,8 +88,7 @@ def train(
     """
     _check_precision(model, options, device)
     if device.kind == "cpu" and _spans(model, clients, options):
-        hidden, width = model.layout[0][1]
-        spans = train_span(hidden, width, clients, epochs, options)
+        spans = train_span(model, clients, epochs, options)
         return lambda: spans, "span"
     if device.kind == "cpu" and device.native and native.serves(model, options):
         moved = native.train(model, clients, options)
@@ -149,10 +148,10 @@ def may_span(model: Model, samples: int, batch: int, options: Options) -> bool:
 
 def _spannable(model: Model, options: Options) -> bool:
     plain = options.optimizer == "sgd" and not (options.maml_lr or options.clip_norm or options.pull or options.augment)
-    return plain and not any(options.frozen) and _is_network(model)
+    return plain and not any(options.frozen) and is_network(model)
 
 
-def _is_network(model: Model) -> bool:
+def is_network(model: Model) -> bool:
     """Whether the module is Linear, ReLU, Linear with biases on all features, and learns classes."""
     if model.loss != "cross_entropy" or stacked_form(model) is None:
         return False

@@ -146,8 +146,14 @@ class Model:
         return placed((raw - self._statistic(self.mean)).div_(self._statistic(self.std)))
 
     def _statistic(self, values: tuple[float, ...]) -> torch.Tensor:
-        statistic = torch.tensor(values, dtype=dtype_of(self.dtype))
-        return statistic.view(-1, *([1] * (len(self.shape) - 1))) if len(values) > 1 else statistic
+        return _by_channel(values, dtype_of(self.dtype), len(self.shape))
+
+
+@lru_cache(maxsize=64)
+def _by_channel(values: tuple[float, ...], dtype: torch.dtype, axes: int) -> torch.Tensor:
+    """A statistic of each channel beside samples of so many axes; nobody changes the tensor."""
+    statistic = torch.tensor(values, dtype=dtype, device="cpu")
+    return statistic.view(-1, *([1] * (axes - 1))) if len(values) > 1 else statistic
 
 
 def _linear(model: Model) -> nn.Module:

@@ -5,8 +5,11 @@ form  c·S + e·R + AᵀX̃  with the start S, the anchor R of a prox term, and 
 
     H = c·(X̃ Sᵀ) + e·(X̃ Rᵀ) + (X̃ X̃ᵀ) A,
 
-a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox term are linear in (A, c, e). X̃ X̃ᵀ is computed once a client,
-X̃ Sᵀ in one product for all clients that start from the same model. Pays where n < d.
+a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox term are linear in (A, c, e). X̃ X̃ᵀ is computed once a client.
+Pays where n < d. A client that has chosen its start by the losses of several models has X̃ Sᵀ already (`losses`); its local model's outputs
+on test data follow from A in the same way (`moved_outputs`).
+
+Products of samples are those of one client at a time: its results have the same bits beside any others, and its numbers stay in the caches.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,15 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import Array
+from ..types import Array, ReadOnlyMemory
+from .losses import loss_of
+from .seam import Deferred
 from .sgd import Local, Options
 
-__all__ = ["Movement", "span_chunk_size", "train_span"]
+__all__ = ["Movement", "in_span", "losses", "moved_outputs", "span_chunk_size", "train_span"]
 
-_KERNELS: WeakKeyDictionary[object, tuple[Hashable, Tensor, Callable[[], object]]] = WeakKeyDictionary()
+_KERNELS: WeakKeyDictionary[object, dict[str, tuple[Hashable, Tensor, Callable[[], object]]]] = WeakKeyDictionary()
 _KERNEL_BYTES = 1 << 29
-"""Kernels are kept with their client's data up to this much in all, each with how its model scales inputs and what lets its bytes go."""
+"""Kernels are kept with their client's data up to this much in all, each with how its model scales inputs and what lets its bytes go: of
+the training samples ("train"), and of test samples with them ("test")."""
 _kept_bytes = 0
+_PRODUCTS: WeakKeyDictionary[object, tuple[Hashable, ReadOnlyMemory, Tensor]] = WeakKeyDictionary()
+"""By a client's data the products X̃ Sᵀ (n, h) with the model of lowest loss, until it trains. They are kept beside a kernel that is at
+least as large."""
 
 
 def span_chunk_size(samples: int, hidden: int) -> int:
@@ -34,41 +43,42 @@ def span_chunk_size(samples: int, hidden: int) -> int:
     return max(1, (1 << 21) // (4 * samples * max(samples, hidden)))
 
 
-def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, options: Options) -> list["Movement"]:
-    """The movements of the clients, in order. Parameters lie as W₁ (h, d_in), b₁ (h), W₂ (k, h), b₂ (k); every batch is full."""
+def train_span(model: Any, clients: Sequence[Local], steps: int, options: Options) -> list["Movement"]:
+    """The movements of the clients, in order. Parameters of `model` (`engine.Model`) lie as W₁ (h, d_in), b₁ (h), W₂ (k, h), b₂ (k); every
+    batch is full.
+    """
     dtype = clients[0].x.dtype
     count, longest = len(clients), max(len(client.y) for client in clients)
-    inverse = torch.zeros(count, 1, longest, dtype=dtype)
-    x, y = torch.zeros(count, longest, width, dtype=dtype), torch.zeros(count, 1, longest, dtype=torch.int64)
+    inverse, y = torch.zeros(count, 1, longest, dtype=dtype), torch.zeros(count, 1, longest, dtype=torch.int64)
     kernel = torch.zeros(count, longest, longest, dtype=dtype)
     for i, client in enumerate(clients):
         n = len(client.y)
-        x[i, :n], y[i, 0, :n], inverse[i, 0, :n] = client.x.flatten(1), client.y, 1.0 / n
-        kernel[i, :n, :n] = _kernel(client)
-    start = _projected(x, [client.start for client in clients], hidden, width)
-    cut = hidden * width
-    w2, b2 = _head([client.start for client in clients], cut + hidden, hidden, dtype)
-    w2_start, b2_start = w2.clone(), b2.clone()
+        y[i, 0, :n], inverse[i, 0, :n], kernel[i, :n, :n] = client.y, 1.0 / n, _kernel(client)
+    layers, starts = _Layers(model, dtype), [client.start for client in clients]
+    start = _projected(clients, starts, layers, longest)
+    w2_start, b2_start = layers.heads(starts)
+    w2, b2 = w2_start.clone(), b2_start.clone()
     anchored = options.prox != 0.0 and clients[0].anchor is not None
     anchor, w2_anchor, b2_anchor = None, w2_start, b2_start
     if anchored:
         anchors = [client.anchor for client in clients if client.anchor is not None]
-        anchor = _projected(x, anchors, hidden, width)
-        w2_anchor, b2_anchor = _head(anchors, cut + hidden, hidden, dtype)
+        anchor = _projected(clients, anchors, layers, longest)
+        w2_anchor, b2_anchor = layers.heads(anchors)
     pull = options.weight_decay + options.prox
     towards_start, towards_anchor = (0.0, options.prox) if anchored else (options.prox, 0.0)
-    a = torch.zeros(count, longest, hidden, dtype=dtype)
+    a = torch.zeros(count, longest, layers.hidden, dtype=dtype)
     a_velocity, w2_velocity, b2_velocity = torch.zeros_like(a), torch.zeros_like(w2), torch.zeros_like(b2)
     c, c_velocity, e, e_velocity = 1.0, 0.0, 0.0, 0.0
-    for _ in range(steps):
-        before = torch.baddbmm(start, kernel, a, beta=c)  # H
-        if anchor is not None:
-            before.add_(anchor, alpha=e)
-        after = torch.relu(before)
+    for step in range(steps):
+        after = torch.baddbmm(start, kernel, a, beta=c) if step else start.clone()  # H; A = 0 and e = 0 at first
+        if step and anchor is not None:
+            after.add_(anchor, alpha=e)
+        after.relu_()
         # classes before samples, (C, k, n): products with few columns take three to four times as long
         error = torch.softmax(torch.baddbmm(b2, w2, after.transpose(1, 2)), dim=1)
         error.scatter_add_(1, y, torch.full_like(inverse, -1.0)).mul_(inverse)  # ∂L/∂logits of the mean loss; padding has weight 0
-        delta = torch.ops.aten.threshold_backward(torch.bmm(error.transpose(1, 2), w2), before, 0)  # ∂L/∂H
+        delta = torch.bmm(error.transpose(1, 2), w2)
+        torch.ops.aten.threshold_backward.grad_input(delta, after, 0, grad_input=delta)  # ∂L/∂H
         w2_gradient, b2_gradient = torch.bmm(error, after), error.sum(2, keepdim=True)
         if pull:
             delta.add_(a, alpha=pull)
@@ -82,7 +92,7 @@ def train_span(hidden: int, width: int, clients: Sequence[Local], steps: int, op
     tails = torch.cat([a.sum(1), (w2 - w2_start).flatten(1), (b2 - b2_start).flatten(1)], dim=1).numpy()
     return [
         Movement(
-            a[i, : len(client.y)].clone(), tails[i], width, c - 1.0, e, client.start, client.anchor if anchored else None,
+            a[i, : len(client.y)].clone(), tails[i], layers.width, c - 1.0, e, client.start, client.anchor if anchored else None,
             client.model, client.owner,
         )
         for i, client in enumerate(clients)
@@ -150,23 +160,132 @@ class Movement:
         return other
 
 
+def losses(
+    model: Any, models: Sequence[Sequence[Array]], samples: Sequence[tuple[Tensor, Tensor]], owners: Sequence[Any]
+) -> list[list[Array]]:
+    """The losses (n,) float64 of each client's `samples` x (n, *shape), y (n,) under each of its models (d,), in their order.
+
+    `model` (`engine.Model`) makes x of the clients' data, its `owners`. The products with the model of lowest mean loss are kept for
+    training from it.
+    """
+    made, layers = list[list[Array]](), _Layers(model, samples[0][0].dtype)
+    for own, (x, y), owner in zip(models, samples, owners, strict=True):
+        flat = x.flatten(1)
+        before = [layers.product(flat, vector) for vector in own]
+        w2, b2 = layers.heads(own)
+        # classes before samples, as in `train_span`
+        scores = torch.baddbmm(b2, w2, torch.stack(before).relu_().transpose(1, 2))
+        each = loss_of("cross_entropy", scores, y.expand(len(own), -1), "none").double().numpy()
+        means = each.mean(axis=1)
+        lowest = int(np.where(np.isnan(means), np.inf, means).argmin())
+        _keep_product(owner, _scaling(model), own[lowest], before[lowest])
+        made.append(list(each))
+    return made
+
+
+def _keep_product(owner: Any, scaling: Hashable, vector: Array, product: Tensor) -> None:
+    """Keep the products of a client's samples with a model for the training that begins there, in place of those with another."""
+    _PRODUCTS.pop(owner, None)
+    kept, memory = _KERNELS.get(owner, {}).get("train"), ReadOnlyMemory.of(vector)
+    if kept is not None and memory is not None and product.nbytes <= kept[1].nbytes:
+        _PRODUCTS[owner] = scaling, memory, product
+
+
+def in_span(vector: Any, data: Any, model: Any) -> bool:
+    """Whether a local model of `model` is a start and a `Movement` made of these data, in a form that a checkpoint has as well."""
+    moved = vector.second if isinstance(vector, Deferred) else None
+    return isinstance(moved, Movement) and moved.data is data and model.factory is None and (moved.model is model or moved.model == model)
+
+
+def moved_outputs(vectors: Sequence[Deferred], inputs: Sequence[Tensor], split: str) -> list[Tensor]:
+    """The outputs (n, classes) of each local model, for which `in_span` holds, on inputs (n, *shape): all of its client's `split` samples.
+
+    (X W̃ᵀ) from the start's, the anchor's and A's part, so that the model itself is never formed.
+    """
+    made = list[Tensor]()
+    layers = _Layers(vectors[0].second.model, inputs[0].dtype) if vectors else None
+    for vector, x in zip(vectors, inputs, strict=True):
+        moved: Movement = vector.second
+        assert layers is not None
+        flat, start = x.flatten(1), layers.product(x.flatten(1), moved.start)
+        after = torch.addmm(start, _test_kernel(moved, flat, split), moved.a, beta=1.0 + moved.more_start)
+        if moved.more_anchor and moved.anchor is not None:
+            after.add_(layers.product(flat, moved.anchor), alpha=moved.more_anchor)
+        w2, b2 = layers.head(moved.start)
+        tail = torch.from_numpy(moved.tail)[layers.hidden :]
+        w2, b2 = w2 + tail[: w2.numel()].view_as(w2), b2 + tail[w2.numel() :, None]
+        made.append(torch.addmm(b2, w2, after.relu_().T).T)
+    return made
+
+
+class _Layers:
+    """The layers of networks of the form of `model` as tensors: each vector's once, which the caller keeps meanwhile."""
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.hidden, self.width = model.layout[0][1]
+        self.dtype = dtype
+        self._whole: dict[int, Tensor] = {}
+        self._heads: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def product(self, x: Tensor, vector: Array) -> Tensor:
+        """X̃ W̃ᵀ (n, h) of one client's samples (n, d)."""
+        whole, cut = self._of(vector), self.hidden * self.width
+        return torch.addmm(whole[cut : cut + self.hidden], x, whole[:cut].view(self.hidden, self.width).T)
+
+    def head(self, vector: Array) -> tuple[Tensor, Tensor]:
+        """W₂ (k, h) and b₂ (k, 1)."""
+        rest = self._of(vector)[self.hidden * (self.width + 1) :]
+        classes = len(rest) // (self.hidden + 1)
+        return rest[: self.hidden * classes].view(classes, self.hidden), rest[self.hidden * classes :, None]
+
+    def heads(self, vectors: Sequence[Array]) -> tuple[Tensor, Tensor]:
+        """W₂ (C, k, h) and b₂ (C, k, 1) of several vectors."""
+        key = tuple(map(id, vectors))
+        if key not in self._heads:
+            w2, b2 = zip(*map(self.head, vectors), strict=True)
+            self._heads[key] = torch.stack(w2), torch.stack(b2)
+        return self._heads[key]
+
+    def _of(self, vector: Array) -> Tensor:
+        if id(vector) not in self._whole:
+            self._whole[id(vector)] = torch.tensor(vector, dtype=self.dtype)  # a copy, so that every product has the same alignment
+        return self._whole[id(vector)]
+
+
 def _kernel(client: Local) -> Tensor:
     """X̃ X̃ᵀ, kept with the client's data while there is room."""
+    x = client.x.flatten(1)
     if client.owner is None or client.model is None:
-        return _made_kernel(client)
-    scaling = client.model.mean, client.model.std, client.model.dtype
-    known = _KERNELS.get(client.owner)
+        return _made_kernel(x, x)
+    return _kept_kernel(client.owner, "train", client.model, lambda: _made_kernel(x, x))
+
+
+def _test_kernel(moved: Movement, x: Tensor, split: str) -> Tensor:
+    """X̃ X̃ₜᵀ of inputs (n, d) and the training samples, kept likewise."""
+    make = lambda: _made_kernel(x, moved.model.inputs(moved.data.x_train).flatten(1))  # noqa: E731
+    return _kept_kernel(moved.data, split, moved.model, make)
+
+
+def _kept_kernel(owner: Any, split: str, model: Any, make: Callable[[], Tensor]) -> Tensor:
+    scaling = _scaling(model)
+    kept = _KERNELS.get(owner, {})
+    known = kept.get(split)
     if known is not None and known[0] == scaling:
         return known[1]
-    kernel = _made_kernel(client)
-    if (old := _KERNELS.pop(client.owner, None)) is not None:
+    kernel = make()
+    if (old := kept.pop(split, None)) is not None:
         old[2]()
     if _kept_bytes + kernel.nbytes <= _KERNEL_BYTES:
         _keep_bytes(kernel.nbytes)
-        letting_go = finalize(client.owner, _keep_bytes, -kernel.nbytes)
+        letting_go = finalize(owner, _keep_bytes, -kernel.nbytes)
         letting_go.atexit = False
-        _KERNELS[client.owner] = scaling, kernel, letting_go
+        _KERNELS.setdefault(owner, {})[split] = scaling, kernel, letting_go
     return kernel
+
+
+def _scaling(model: Any) -> Hashable:
+    """How a model scales its inputs."""
+    return model.mean, model.std, model.dtype
 
 
 def _keep_bytes(more: int) -> None:
@@ -175,23 +294,24 @@ def _keep_bytes(more: int) -> None:
     _kept_bytes += more
 
 
-def _made_kernel(client: Local) -> Tensor:
-    x = client.x.flatten(1)
-    return x @ x.T + 1.0
+def _made_kernel(x: Tensor, other: Tensor) -> Tensor:
+    return x @ other.T + 1.0
 
 
-def _projected(x: Tensor, vectors: Sequence[Array], hidden: int, width: int) -> Tensor:
-    """X̃ W̃ᵀ for each client's model, (C, n, h); one product where all have the same."""
-    cut = hidden * width
-    if all(vector is vectors[0] for vector in vectors):
-        whole = torch.tensor(vectors[0][: cut + hidden], dtype=x.dtype)
-        return torch.addmm(whole[cut:], x.flatten(0, 1), whole[:cut].view(hidden, width).T).view(len(x), -1, hidden)
-    stack = torch.from_numpy(np.stack([vector[: cut + hidden] for vector in vectors])).to(x.dtype)
-    return torch.baddbmm(stack[:, None, cut:], x, stack[:, :cut].reshape(-1, hidden, width).transpose(1, 2))
+def _projected(clients: Sequence[Local], vectors: Sequence[Array], layers: _Layers, longest: int) -> Tensor:
+    """X̃ W̃ᵀ for each client's model, (C, n, h), with zeros after its samples."""
+    made = torch.zeros(len(clients), longest, layers.hidden, dtype=layers.dtype)
+    for i, (client, vector) in enumerate(zip(clients, vectors, strict=True)):
+        kept = _kept_product(client, vector)
+        made[i, : len(client.y)] = layers.product(client.x.flatten(1), vector) if kept is None else kept
+    return made
 
 
-def _head(vectors: Sequence[Array], at: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """W₂ (C, k, h) and b₂ (C, k, 1)."""
-    stack = torch.from_numpy(np.stack([vector[at:] for vector in vectors])).to(dtype)
-    classes = stack.shape[1] // (hidden + 1)
-    return stack[:, : hidden * classes].reshape(-1, classes, hidden).contiguous(), stack[:, hidden * classes :, None].clone()
+def _kept_product(client: Local, vector: Array) -> Tensor | None:
+    """The products of the client's samples with this model, if they are kept. They are let go."""
+    if client.owner is None or client.model is None:
+        return None
+    kept, memory = _PRODUCTS.pop(client.owner, None), ReadOnlyMemory.of(vector)
+    if kept is None or memory is None:
+        return None
+    return kept[2] if kept[0] == _scaling(client.model) and kept[1].is_of(memory) else None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..class_counts import FULL, counts_shape
-from ..engine import Device, Result, TaskInput, fast
+from ..engine import Deferred, Device, Result, TaskInput, fast, span
 from ..engine.device import in_use, placed, tensor
 from ..engine.forward import forward_chunk, outputs
 from ..engine.losses import loss_of
@@ -75,7 +75,7 @@ class Evaluate:
 
     def run(self, task_input: TaskInput) -> Result:
         x, y = self._samples(task_input)
-        module = self.model.lent(task_input.array("model"))
+        module = self.model.lent(np.asarray(task_input.array("model")))
         with torch.no_grad():
             none = placed(torch.zeros((0, self.model.classes), dtype=dtype_of(self.model.dtype)))
             pieces = [none, *(module(self.model.inputs(x[at : at + 1024])) for at in range(0, len(y), 1024))]
@@ -93,13 +93,26 @@ class Evaluate:
         return forward_chunk(self.model, device)
 
     def run_many(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
-        """`run` for each: the clients of a chunk pass forward together, on the device. Results of the same models are kept."""
+        """`run` for each: the clients of a chunk pass forward together, on the device. Results of the same models are kept.
+
+        A local model that is an update in the span of its client's samples (`engine.span`) is never formed on the CPU.
+        """
         models = [[task_input.array("model")] for task_input in inputs]
         return kept_or_made((self, device), inputs, models, partial(self._made, device=device))
 
     def _made(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device, self.split)
-        made, path = outputs(self.model, [task_input.array("model") for task_input in inputs], [x for x, _ in samples], device)
+        models: list[Any] = [task_input.array("model") for task_input in inputs]
+        models = [own.bound(given.data) if isinstance(own, Deferred) else own for own, given in zip(models, inputs, strict=True)]
+        made, path = [x for x, _ in samples], "span"
+        moved = [i for i, own in enumerate(models) if device.kind == "cpu" and span.in_span(own, inputs[i].data, self.model)]
+        others = sorted(set(range(len(inputs))) - set(moved))
+        of_moved = span.moved_outputs([models[i] for i in moved], [made[i] for i in moved], self.split)
+        of_others: list[torch.Tensor] = []
+        if others:
+            of_others, path = outputs(self.model, [np.asarray(models[i]) for i in others], [made[i] for i in others], device)
+        for i, output in zip(moved + others, of_moved + of_others, strict=True):
+            made[i] = output
         return self.of_outputs(made, [y for _, y in samples]), path
 
     def of_outputs(self, made: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> list[Result]:
@@ -246,6 +259,10 @@ class Losses:
     def _made(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         models: list[Any] = [task_input.params["model"] for task_input in inputs]
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
+        if device.kind == "cpu" and not self.epsilon and fast.is_network(self.model):
+            with torch.no_grad():
+                of_all = span.losses(self.model, models, samples, [task_input.data for task_input in inputs])
+            return [self._result(task_input, losses) for task_input, losses in zip(inputs, of_all, strict=True)], "shared"
         losses_of: list[list[Array]] = [[] for _ in inputs]
         path = "sequential"
         for k in range(max(map(len, models))):

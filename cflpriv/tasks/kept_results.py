@@ -7,47 +7,23 @@ get copies, so they compute each time.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary, ref
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from ..engine import Result, TaskInput
-from ..types import Array, ClientData
+from ..types import Array, ClientData, ReadOnlyMemory
 
 __all__ = ["kept_or_made"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Memory:
-    """The read-only memory of an array, as long as its owner lives."""
-
-    owner: "ref[Any]"
-    place: tuple[int, tuple[int, ...], tuple[int, ...], str]
-
-    @classmethod
-    def of(cls, array: Any) -> "_Memory | None":
-        """None for an array that may change."""
-        if not isinstance(array, np.ndarray) or array.flags.writeable:
-            return None
-        owner = array if array.base is None else array.base
-        place = array.ctypes.data, array.shape, array.strides, array.dtype.str
-        return cls(ref(owner), place) if isinstance(owner, np.ndarray) else None
-
-    def is_of(self, other: "_Memory") -> bool:
-        owner = self.owner()
-        return owner is not None and owner is other.owner() and self.place == other.place
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
     """A result, the models that it is of, and the way taken."""
 
-    models: tuple[_Memory, ...]
+    models: tuple[ReadOnlyMemory, ...]
     result: Result
     path: str
 
-    def is_of(self, models: tuple[_Memory, ...]) -> bool:
+    def is_of(self, models: tuple[ReadOnlyMemory, ...]) -> bool:
         return len(self.models) == len(models) and all(own.is_of(other) for own, other in zip(self.models, models, strict=True))
 
 
@@ -80,7 +56,7 @@ def kept_or_made(
     return [results[place] for place in range(len(inputs))], path
 
 
-def _memories(models: Sequence[Array]) -> tuple[_Memory, ...]:
+def _memories(models: Sequence[Array]) -> tuple[ReadOnlyMemory, ...]:
     """What tells models again; () where one of them may change."""
-    memories = [_Memory.of(model) for model in models]
+    memories = [ReadOnlyMemory.of(model) for model in models]
     return tuple(memory for memory in memories if memory is not None) if None not in memories else ()

@@ -12,11 +12,12 @@ from ...algorithms.interface import Served
 from ...contract.portions import PORTION_BYTES
 from ...engine import Result, Streams, TaskInput
 from ...engine.models import Model
+from ...engine.span import in_span
 from ...federation.postponed import together
 from ...tasks.evaluation import Evaluate
 from ...transports.hosts import Evaluated, LocalHost
 from ...transports.simulation import Simulated, simulate
-from ...types import Array
+from ...types import Array, ClientData
 from .loop import Experiment
 
 __all__ = ["chosen", "local_results", "local_scores", "recomputed", "scores_of", "served_accuracy", "served_results"]
@@ -73,12 +74,19 @@ def _local_results(host: LocalHost, clients: Sequence[int], model: Model, seed: 
     size = max(1, host.engine.workers, min(AT_ONCE, PORTION_BYTES // initial.nbytes))
     for some in (changed[at : at + size] for at in range(0, len(changed), size)):
         inputs = [
-            TaskInput(host.members.data[client], {"model": np.asarray(vector)}, {}, Streams(seed, round, client))
+            TaskInput(
+                host.members.data[client], {"model": _given(vector, host.members.data[client], model)}, {}, Streams(seed, round, client)
+            )
             for client, vector in zip(some, together([held[client] for client in some]), strict=True)
         ]
         results = zip(some, host.engine.run(task, inputs, Counter()), strict=True)
         known.update({client: Evaluated(task, ref(held[client]), result) for client, result in results})
     return [known[client].result for client in clients]
+
+
+def _given(vector: Any, data: ClientData, model: Model) -> Any:
+    """A local model as `Evaluate` takes one: formed, unless its outputs follow from the client's samples without that."""
+    return vector if in_span(vector, data, model) else np.asarray(vector)
 
 
 AT_ONCE = 256
