@@ -20,18 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special
 
-__all__ = ["bracket", "gaussian_bracket"]
+__all__ = ["ENOUGH", "SMALLEST", "bracket", "gaussian_bracket"]
 
 Floats = NDArray[np.float64]
 Law = tuple[float, Floats]
 """The loss of the first point of a grid, and the masses (n,) of its points."""
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
-SIGMAS, PIECES = 14, 60
+SIGMAS, PIECES = 9, 60
 """Standard deviations of noise on each side that are integrated, and pieces of one standard deviation at least."""
 ROUNDING, CUT = 3e-12, 1e-13
 """What transforms may round off δ, and the mass beyond each end of the circle."""
-ENOUGH = 1e-3
+ENOUGH = 2e-3
 """Bounds are this near to each other, relative to ε, or the grid is made finer."""
+SMALLEST = 0.01
+"""An ε below it is not bounded more closely."""
 
 
 def losses(x: Floats, z: float, q: float) -> Floats:
@@ -171,11 +173,12 @@ def bracket(z: float, q: float, steps: int, delta: float) -> tuple[float, float]
     for bits in (16, 18, 20, 22):
         size = 1 << bits
         spacing = 2 * width / size
-        low, high = (
+        lower, upper = (
             max(_epsilon(*composed(law(z, q, turned, spacing), steps, spacing, size), delta + slack) for turned in (False, True))
             for law, slack in ((lower_law, ROUNDING), (upper_law, -ROUNDING))
         )
-        if high - low <= ENOUGH * low:
+        low, high = max(low, lower), min(high, upper)
+        if high - low <= ENOUGH * low or high < SMALLEST:
             break
     return low, high
 

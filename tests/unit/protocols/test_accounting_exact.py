@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from exact_epsilon import ENOUGH, SMALLEST, bracket, gaussian_bracket
 
 from cflpriv.protocols.accounting import epsilon_of
 from cflpriv.protocols.events import SampledGaussianEvent
-from tests.helpers.exact_epsilon import ENOUGH, bracket, gaussian_bracket
 
 SEED, CASES, EVERYBODY = 56, 40, 8
 """Every eighth case has everybody in every step."""
-LEAST, MOST = 0.01, 100.0
+MOST = 100.0
 
 
 def noise_of(q: float, steps: int, delta: float, epsilon: float) -> float:
@@ -36,9 +36,9 @@ def drawn_case(number: int) -> tuple[float, float, int, float, float, float]:
     while True:
         q, steps, delta = 10 ** rng.uniform(-6, 0), int(10 ** rng.uniform(0, 6)), 10 ** rng.uniform(-8, -4)
         q = 1.0 if number % EVERYBODY == 0 else q
-        z = noise_of(q, steps, delta, math.exp(rng.uniform(math.log(LEAST), math.log(MOST))))
+        z = noise_of(q, steps, delta, math.exp(rng.uniform(math.log(SMALLEST), math.log(MOST))))
         low, high = gaussian_bracket(z, steps, delta) if q == 1 else bracket(z, q, steps, delta)
-        if low >= LEAST and high <= MOST:
+        if low >= SMALLEST and high <= MOST:
             return z, q, steps, delta, low, high
 
 
