@@ -148,9 +148,13 @@ def _epsilon(at: Floats, mass: Floats, delta: float) -> float:
 
 
 def _half_width(z: float, q: float, steps: int) -> float:
-    """How far from their mean the losses of all steps together lie, but for `CUT`, and a tenth more: by coarse grids."""
+    """How far from their mean the losses of all steps together lie, but for `CUT`, and a tenth more: by coarse grids.
+
+    At least an eighth of the largest loss of one step, so that grids of one step are not much larger than those of all.
+    """
     variance = min(q * q * math.expm1(min(z**-2, 50.0)) * steps, 1e4)
-    width, size = max((1 + 2 * SIGMAS * z) / (2 * z * z) + math.log(q), 0.0) + 24 * math.sqrt(variance) + variance, 1 << 18
+    largest, size = span(z, q, False)[1], 1 << 16
+    width = largest + 24 * math.sqrt(variance) + variance
     for _ in range(3):
         far, spacing = 0.0, 2 * width / size
         for turned in (False, True):
@@ -161,7 +165,7 @@ def _half_width(z: float, q: float, steps: int) -> float:
             low, high = (at[order][min(int(np.searchsorted(beneath, part)), size - 1)] for part in (CUT, beneath[-1] - CUT))
             mean = steps * (law[0] + spacing * float(law[1] @ np.arange(len(law[1]))))
             far = max(far, high - mean, mean - low)
-        width, before = 1.1 * far, width
+        width, before = max(1.1 * far, largest / 8), width
         if width > before / 2:
             break
     return width
