@@ -76,7 +76,7 @@ def upper_law(z: float, q: float, turned: bool, spacing: float) -> Law:
     """Losses of one step on multiples of `spacing`, none of their δ too small."""
     low, high = span(z, q, turned)
     first = math.floor(low / spacing) - 1
-    grid = (first + np.arange(math.ceil(high / spacing) + 2 - first)) * spacing
+    grid = np.asarray((first + np.arange(math.ceil(high / spacing) + 2 - first)) * spacing, np.float64)
     one, other = masses(grid, z, q, turned)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.nan_to_num(np.where(one > 0, np.exp(np.log(other) + grid[:-1] - np.log(one)), 1.0), nan=1.0)
@@ -124,7 +124,7 @@ def _on_grid(one: Floats, other: Floats, grid: Floats, spacing: float) -> Floats
     left = one * np.exp(np.minimum(grid[place] - grid - steps * spacing, 0.0))
     kept = np.where(lent > 0, one + lent * one[heaviest], left)
     kept[heaviest] *= 1 - lent.sum()
-    return np.bincount(place, kept, len(grid))
+    return np.asarray(np.bincount(place, kept, len(grid)), np.float64)
 
 
 def composed(law: Law, steps: int, spacing: float, size: int) -> tuple[Floats, Floats]:
