@@ -455,7 +455,7 @@ def _sampled_rdp(z: float, q: float) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=1)
-def _moment_terms() -> tuple[NDArray[np.float64], ...]:
+def _moment_terms() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     """For each order α of `ORDERS` and k = 2 … α: α, k and the logarithm of their binomial coefficient (n,); where each order begins."""
     from scipy.special import gammaln
 

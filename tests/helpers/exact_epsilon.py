@@ -68,8 +68,8 @@ def masses(edges: Floats, z: float, q: float, turned: bool) -> tuple[Floats, Flo
         without += scale * np.exp(-(at**2) / (2 * z * z))
         with_ += scale * np.exp(-(at**2) / (2 * z * z) + losses(at, z, q))
     place = np.clip(np.searchsorted(cut, middle) - 1, 0, len(edges) - 2)
-    with_, without = (np.bincount(place, mass, len(edges) - 1) for mass in (with_, without))
-    return (without[::-1], with_[::-1]) if turned else (with_, without)
+    first, second = (np.asarray(np.bincount(place, mass, len(edges) - 1), np.float64) for mass in (with_, without))
+    return (second[::-1], first[::-1]) if turned else (first, second)
 
 
 def upper_law(z: float, q: float, turned: bool, spacing: float) -> Law:
@@ -88,7 +88,8 @@ def lower_law(z: float, q: float, turned: bool, spacing: float) -> Law:
     """Losses of one step on a grid of `spacing`, none of their δ too large."""
     low, high = span(z, q, turned)
     count = math.ceil((high - low) / spacing) + 4
-    edges = (high - (count - 2) * spacing if turned else low - 2 * spacing) + np.arange(count + 1) * spacing
+    start = high - (count - 2) * spacing if turned else low - 2 * spacing
+    edges = np.asarray(start + np.arange(count + 1) * spacing, np.float64)
     grid, moved = (edges[1:] + edges[:-1]) / 2, np.zeros(count + 1)
     one, other = masses(edges, z, q, turned)
     grid += _beyond(one, other, grid)[int(one.argmax())]
