@@ -1,6 +1,7 @@
-"""Per-sample clipping against `vmap(grad)` and Opacus (hooks and ghost clipping), and what the noise costs.
+"""Per-sample clipping against `vmap(grad)` and Opacus (hooks, ghost clipping), what noise costs, and accountants against their peers.
 
-One client of 500 samples and an MLP, as in the measured prototype; one intra-op thread. Ratios above 1 mean that ours is quicker.
+One client of 500 samples and an MLP, as in the measured prototype; one intra-op thread. Accountants price `STEPS`, each time with slightly
+other noise, so that nothing is remembered. Ratios above 1 mean that ours is quicker.
 """
 
 import warnings
@@ -15,6 +16,8 @@ from torch.nn import functional
 from cflpriv.engine import Engine
 from cflpriv.engine.models import Model
 from cflpriv.privacy.settings import Noise
+from cflpriv.protocols.accounting import Accountant, calibrate, epsilon_of
+from cflpriv.protocols.events import SampledGaussianEvent
 from cflpriv.tasks.training import Train
 
 from .engine import LENET, clients, interleaved, row
@@ -23,6 +26,9 @@ __all__ = ["COMPARISONS"]
 
 MODEL = Model("mlp", (1, 28, 28), 10, hidden=200)
 SAMPLES, CLIP = 500, 1.0
+STEPS = ((1.0, 0.01, 1000), (2.0, 0.1, 500), (0.8, 0.001, 20_000))
+"""Noise multiplier, sampling rate, number."""
+DELTA = 1e-5
 
 
 def _ours(steps: int) -> tuple[Callable[[], Any], np.ndarray[Any, Any]]:
@@ -151,6 +157,88 @@ def price_of_noise() -> dict[str, Any]:
     return row(ratios, 0.1, 0.5, "the same without noise", f"10 clients × 500, Poisson batches of 50, d = {MODEL.dimension}")
 
 
+def _priced(accountant: Accountant, peer: Callable[[float, float, int], float]) -> tuple[list[float], str]:
+    """Ratios of an accountant against a peer, each pricing all of `STEPS`, and how far apart the two are."""
+    numbers = iter(range(1, 1000))
+    costs: list[list[float]] = [[], []]
+
+    def steps() -> list[tuple[float, float, int]]:
+        other = 1 + 1e-9 * next(numbers)
+        return [(z * other, q, count) for z, q, count in STEPS]
+
+    def ours() -> None:
+        costs[0] = [epsilon_of([SampledGaussianEvent(*step, 1.0, "add_remove")], DELTA, accountant) for step in steps()]
+
+    def theirs() -> None:
+        costs[1] = [peer(*step) for step in steps()]
+
+    ratios = interleaved(ours, theirs)
+    apart = max(abs(one / other - 1) for one, other in zip(*costs, strict=True))
+    return ratios, f"{len(STEPS)} kinds of steps; ε differs by at most {apart:.1%}".replace("%", " %")
+
+
+def renyi_accounting() -> dict[str, Any]:
+    """Rényi divergences against dp-accounting's."""
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    def theirs(z: float, q: float, steps: int) -> float:
+        accountant = rdp_privacy_accountant.RdpAccountant()
+        accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), steps)
+        return float(accountant.get_epsilon(DELTA))
+
+    ratios, note = _priced("rdp", theirs)
+    return row(ratios, 1.0, 10.0, "dp-accounting, Rényi", note)
+
+
+def random_variables(accountant: Accountant) -> dict[str, Any]:
+    """An accountant against privacy random variables of Opacus."""
+    from opacus.accountants import PRVAccountant
+
+    def theirs(z: float, q: float, steps: int) -> float:
+        peer = PRVAccountant()
+        peer.history = [(z, q, steps)]
+        return float(peer.get_epsilon(DELTA))
+
+    warnings.filterwarnings("ignore", message="Optimal order is")
+    ratios, note = _priced(accountant, theirs)
+    return row(ratios, 0.9 if accountant == "prv" else 1.0, 1.0, "Opacus, PRV", note)
+
+
+def distributions() -> dict[str, Any]:
+    """Privacy-loss distributions against dp-accounting's, whose spacing is always 1e-4."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import pld_privacy_accountant
+
+    def theirs(z: float, q: float, steps: int) -> float:
+        accountant = pld_privacy_accountant.PLDAccountant()
+        accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), steps)
+        return float(accountant.get_epsilon(DELTA))
+
+    ratios, note = _priced("pld", theirs)
+    return row(ratios, 1.0, 10.0, "dp-accounting, distributions", note)
+
+
+def calibration(epsilon: float) -> dict[str, Any]:
+    """Noise for an ε against Opacus' search with its PRV accountant, by the noise that each finds."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    numbers, noise = iter(range(1, 1000)), [0.0, 0.0]
+
+    def ours() -> None:
+        target = epsilon * (1 + 1e-9 * next(numbers))
+        noise[0] = calibrate(lambda z: [SampledGaussianEvent(z, 0.1, 100, 1.0, "add_remove")], target, DELTA)
+
+    def theirs() -> None:
+        noise[1] = get_noise_multiplier(target_epsilon=epsilon, target_delta=DELTA, sample_rate=0.1, steps=100, accountant="prv")
+
+    warnings.filterwarnings("ignore", message="Optimal order is")
+    ratios = interleaved(ours, theirs, repeats=3)
+    return row(
+        ratios, 1.0, 3.0, "Opacus, get_noise_multiplier", f"100 steps at rate 0.1, ε = {epsilon:g}; noise {noise[0]:.4g} and {noise[1]:.4g}"
+    )
+
+
 COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "clipped gradients, vmap": against_vmap,
     "clipped gradients, Opacus": against_opacus,
@@ -159,5 +247,10 @@ COMPARISONS: dict[str, Callable[[], dict[str, Any]]] = {
     "clipped steps of LeNet-5, batch 50, Opacus ghost": lambda: against_opacus_ghost(LENET, 50),
     "price of clipping": price_of_clipping,
     "price of noise": price_of_noise,
+    "accounting, Rényi": renyi_accounting,
+    "accounting, PRV": lambda: random_variables("prv"),
+    "accounting, exact, against PRV": lambda: random_variables("pld"),
+    "accounting, exact, against distributions": distributions,
+    "accounting, calibration at ε = 1": lambda: calibration(1.0),
 }
 """Name of a row -> what measures it."""

@@ -54,7 +54,8 @@ MOST_LOSSES = 1 << 22
 """Losses that the distribution of one step, or of all, may have; where a finer spacing needs more, Rényi divergences may cost less."""
 SMALLEST_RATE = 1e-15
 """Smaller sampling rates are rounded up to this, which costs more; some of them are no numbers for dp-accounting."""
-PRV_ERROR = 0.005
+PRV_ERROR = 0.01
+"""Opacus' own default."""
 FFT_ERROR = 1e-12
 """What composing by Fourier transforms may round off δ: up to 3e-14 were seen in 1000 steps, 2e-13 in 10⁵."""
 LARGEST_BY_FORMULA = 600.0
@@ -438,12 +439,30 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def _sampled_rdp(z: float, q: float) -> NDArray[np.float64]:
-    from dp_accounting import dp_event
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+    """Of the law with the record from that without it, at each of `ORDERS` (Mironov, Talwar & Zhang 2019, section 3.3), rounded upwards.
 
-    accountant = rdp.RdpAccountant(ORDERS)
-    accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)))
-    return np.asarray(accountant.rdp)
+    Binomial probabilities add up to 1, so of each moment the 1 is taken off term by term, and small divergences keep their digits.
+    """
+    order, hits, chosen, firsts = _moment_terms()
+    with np.errstate(over="ignore", invalid="ignore"):  # of noise so small that it underflows
+        exponent = np.maximum(hits * (hits - 1) * (np.float64(z) ** -2 / 2), 1e-300)
+    terms = chosen + hits * math.log(q) + (order - hits) * math.log1p(-q) + exponent + np.log(-np.expm1(-exponent))
+    peaks = np.maximum.reduceat(terms, firsts)
+    counts = np.diff(firsts, append=len(terms))
+    with np.errstate(invalid="ignore"):  # infinity less itself: `_rdp` makes infinity of it
+        moments = np.logaddexp(0.0, peaks + np.log(np.add.reduceat(np.exp(terms - np.repeat(peaks, counts)), firsts)))
+    return np.asarray(moments * (1 + 1e-9) / (order[firsts] - 1), np.float64)
+
+
+@lru_cache(maxsize=1)
+def _moment_terms() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """For each order α of `ORDERS` and k = 2 … α: α, k and the logarithm of their binomial coefficient (n,); where each order begins."""
+    from scipy.special import gammaln
+
+    order = np.concatenate([np.full(order - 1, float(order)) for order in ORDERS])
+    hits = np.concatenate([np.arange(2.0, order + 1) for order in ORDERS])
+    chosen = gammaln(order + 1) - gammaln(hits + 1) - gammaln(order - hits + 1)
+    return order, hits, chosen, np.cumsum([0, *(order - 1 for order in ORDERS[:-1])])
 
 
 @lru_cache(maxsize=256)

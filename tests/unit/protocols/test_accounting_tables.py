@@ -2,7 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from cflpriv.protocols.accounting import calibrate, epsilon_of, renyi_of
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent
@@ -49,6 +52,21 @@ def test_the_noise_that_dp_accounting_finds_costs_what_was_asked(z: float, q: fl
 def test_opacus_renyi_case_is_an_upper_bound() -> None:
     """opacus/tests/accountants_test.py, test_rdp_accountant: 7.329 at δ = 1e-5."""
     assert 0.8 * 7.32911117143 < cost(1.5, 0.04, 2250, 1e-5) < 7.32911117143
+
+
+@pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.3, 0.5), (0.1, 0.9), (5.0, 0.02), (0.8, 1e-4)])
+def test_renyi_divergences_of_sampled_steps_are_those_of_dp_accounting(z: float, q: float) -> None:
+    orders, ours = renyi_of([SampledGaussianEvent(z, q, 3, 1.0, "add_remove")])
+    peer = rdp_privacy_accountant.RdpAccountant(orders.astype(int).tolist())
+    peer.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 3)
+    assert ours == pytest.approx(np.asarray(peer.rdp), rel=1e-6)
+
+
+@pytest.mark.parametrize(("z", "q"), [(50.0, 1e-6), (1.0, 1e-9), (1e5, 0.5), (1e-3, 0.1)])
+def test_the_second_renyi_divergence_is_that_of_its_closed_form(z: float, q: float) -> None:
+    """log(1 + q² (exp(1/z²) − 1)), also where it is far below the rounding of 1."""
+    exact = math.log1p(q * q * math.expm1(z**-2)) if z > 0.1 else z**-2 + 2 * math.log(q)
+    assert renyi_of([SampledGaussianEvent(z, q, 1, 1.0, "add_remove")])[1][0] == pytest.approx(exact, rel=1e-8)
 
 
 PEERS = {
