@@ -25,7 +25,7 @@ from .sums import CohortSum, means_in, means_of_parts_in, models_sent
 from .trained_models import OWN, Declared, Trained, declared_by, models_of_round, own_initial_model, trained_in
 
 __all__ = [
-    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "mean_updates", "of_several", "only_a_part",
+    "ADDED", "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "mean_updates", "of_several", "only_a_part",
     "public_model", "single_steps", "step_of", "steps_in", "trainings_of", "unread", "unread_movement", "updates_in",
 ]  # fmt: skip
 
