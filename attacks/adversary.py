@@ -192,7 +192,8 @@ def view_of(
         )
     coalition = tuple(clients[:wanted])
     if adversary == "released":
-        return AdversaryView(adversary, _released(messages), {}, (), protection)
+        opened = {party: secrets[party] for party in [f"client:{client}" for client in clients[:1]] if party in secrets}  # models come open
+        return AdversaryView(adversary, _released(messages), opened, (), protection)
     if adversary == "outsider":
         return AdversaryView(adversary, _traffic(messages), {}, (), protection)
     if adversary == "key-holder" and not any("key-holder" in (m.source, m.target) for m in messages):
@@ -218,7 +219,31 @@ def view_of(
         ["key-holder"] if adversary in secrets else []
     )
     own_secrets = {party: secrets[party] for party in parties}
+    if adversary == "client":
+        seen = [*_before(seen, messages), *seen]
     return AdversaryView(adversary, tuple(seen), own_secrets, coalition, protection)
+
+
+def _before(seen: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+    """The initial models, which are public, for a client whose first models are trained ones; nothing for others."""
+    first = _initial(messages)
+    own = next((message.index for message in seen if message.operation == "compute" and _sizes(message)), None)
+    if own is None or own in {message.index for message in first}:
+        return []
+    names = sorted({name for message in first for name in message.payload or {}})
+    named = [message for message in first[:1] if sorted(message.payload or {}) == names]
+    return [replace(message, clients=(), peers=(), context={**message.context, INITIAL: True}) for message in named]
+
+
+def _initial(messages: Sequence[Message]) -> list[Message]:
+    """The messages with models that the server sends before any client has trained."""
+    trained = next((m.index for m in messages if m.operation in DERIVING and m.source == "clients"), None)
+    return [message for message in _models_of_server(messages) if trained is None or message.index < trained]
+
+
+def _models_of_server(messages: Sequence[Message]) -> list[Message]:
+    sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
+    return [m for m in sent if any(name.partition("/")[0] == "model" for name in m.payload or {})]
 
 
 def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -226,13 +251,11 @@ def _released(messages: Sequence[Message]) -> tuple[Message, ...]:
 
     Those that clients were sent last stand for models that the record does not have. Raises `InputError` where none are in the clear.
     """
-    sent = [m for m in messages if (m.operation, m.kind, m.source) == ("compute", "parameters", "server") and m.payload is not None]
-    whole = [m for m in sent if any(name.partition("/")[0] == "model" for name in m.payload or {})]
+    whole = _models_of_server(messages)
     if not whole:
         raise InputError("--adversary released: no model that the server sends is in this record in the clear")
     last = [m for m in whole if m.round == whole[-1].round]
-    trained = next((m.index for m in messages if m.operation in DERIVING and m.source == "clients"), None)
-    first = [m for m in whole if trained is None or m.index < trained]
+    first = _initial(messages)
     last = [m for m in last if m not in first]
     followed = any(m.index > whole[-1].index and m.operation in DERIVING and m.source == "clients" for m in messages)
     if final := released_at_last(messages):

@@ -25,8 +25,8 @@ from ...types import Array, ClientData
 from .learned_shares import Rows, learned_shares, ridge_shares, shares_of_bias
 
 __all__ = [
-    "Head", "LinearReading", "head_of", "linear_reading", "pretended_shares", "response_by_simulation", "shares_by_simulation",
-    "simulated_samples",
+    "Head", "LinearReading", "clients_by_simulation", "head_of", "linear_reading", "pretended_shares", "response_of",
+    "shares_by_simulation", "simulated_samples",
 ]  # fmt: skip
 
 PRETENDED, FEWEST_PRETENDED, MOST_NUMBERS = 256, 64, 1 << 26
@@ -106,17 +106,24 @@ def head_of(model: Model, frozen: tuple[str, ...] = ()) -> Head | None:
     return Head(slice(offset, model.dimension), shape, True)
 
 
-def response_by_simulation(
+def clients_by_simulation(
     train: Train, start: Array, x: Array, y: Array, samples: int, labels: int, span: slice, rng: Stream, count: int
-) -> tuple[Array, Array]:
-    """How the part `span` of an update depends on label shares, (size, classes), and what that leaves of each client's, (m, size).
+) -> tuple[Array, Array]:  # fmt: skip
+    """The part `span` of the updates (m, size) and the label shares (m, classes) of `count` clients that `train` from `start`.
 
-    By ridge regression over `count` clients of `samples` samples and `labels` labels that `train` from `start`; what is a label's column in
-    one client's update is so in a mean over many unlike clients, too. Raises `InputError` where no client ends with finite parameters.
+    Each has so many `samples` and `labels`; those that end finite are kept. Raises `InputError` where none does.
     """
     seen, shares = _simulated(train, start, x, y, [(samples, labels)], span, rng, count, None)
     if not len(seen):
-        raise InputError("response_by_simulation: no simulated client ends with finite parameters")
+        raise InputError("clients_by_simulation: no simulated client ends with finite parameters")
+    return seen, shares
+
+
+def response_of(seen: Array, shares: Array) -> tuple[Array, Array]:
+    """How parts of updates `seen` (m, size) depend on label `shares` (m, classes): (size, classes), and what that leaves of each (m, size).
+
+    By ridge regression; what is a label's column in one client's update is so in a mean over many unlike clients, too.
+    """
     square = shares.T @ shares
     weights = np.linalg.solve(square + RESPONSE_RIDGE * np.trace(square) / len(square) * np.eye(len(square)), shares.T @ seen)
     return np.asarray(weights.T), np.asarray(seen - shares @ weights)

@@ -25,7 +25,7 @@ from .sums import CohortSum, means_in, means_of_parts_in, models_sent
 from .trained_models import OWN, Declared, Trained, declared_by, models_of_round, own_initial_model, trained_in
 
 __all__ = [
-    "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "mean_updates", "of_several", "only_a_part",
+    "ADDED", "ClientStep", "asked_in", "blind", "hidden_updates", "less_known", "local_of", "mean_updates", "of_several", "only_a_part",
     "public_model", "single_steps", "step_of", "steps_in", "trainings_of", "unread", "unread_movement", "updates_in",
 ]  # fmt: skip
 
@@ -151,13 +151,18 @@ def unread_movement(view: AdversaryView, dimension: int) -> str:
 
     The initial model is public, so that one later model shows how all rounds together moved it.
     """
-    sent = [vector for message in view.select("compute", "parameters") for vector in models_sent(view, message).values()]
+    messages = list(view.select("compute", "parameters"))
+    if any(message.context.get("blind") and not models_sent(view, message) for message in messages):
+        return BLIND if view.is_server else BLIND_HERE
+    sent = [vector for message in messages for vector in models_sent(view, message).values()]
     is_trained = any(operation == "compute" for operation, _, _ in data_parts(view))
     if is_trained and any(vector.shape == (dimension,) for vector in sent) and not means_in(view, dimension):
         return "not attempted: trained models are in this view without those before; how they moved from the public initial one may show it"
     return unread(view, dimension)
 
 
+BLIND = "not attempted: models in this view have a part under a secret transform"
+BLIND_HERE = f"{BLIND}, whose secret clients have and this view has not; runs with [run] audit_parties write it"
 PART_UNREAD = "not attempted: updates are in this view, but of a part of the model only; this part may show it"
 PART_READ = (
     "not attempted: only a part of each model travels, and this attack reads whole models; of the attacks, label_inference, membership "

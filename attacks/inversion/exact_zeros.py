@@ -42,7 +42,7 @@ def cells(case: Case) -> tuple[list[Cell], dict[str, Array] | None]:
     metrics = (f"own_{feature.name}s_share", f"own_{feature.name}s_precision")
     model = public_model(case.prior)
     decays = ("sgd", "adam") if feature.is_exact else ("sgd",)
-    if why := refusal(case, feature.name, decays=decays) or blind(case.view):
+    if why := refusal(case, feature.name, decays=decays, is_zero=feature.is_exact) or blind(case.view):
         return [nothing(case, NAME, metrics[0], why)], None
     pools = [pools_in(case, view, model, feature) for view in (case.view, case.reference)]
     known = {client: feature.of(case.truth.data[client][0]) for client in case.view.coalition}

@@ -277,8 +277,9 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     prior, metric = case.prior, "cohort_image_psnr_db"
     if prior.private:
         return [nothing(case, NAME, metric, "not attempted: sums carry the noise of [privacy]; images may still leak")], None
-    released = case.view.adversary == "released"
-    steps = _released_steps(case, model) if released else steps_in(case.view, model.dimension, case, parts=True)
+    steps = steps_in(case.view, model.dimension, case, parts=True)
+    if unnamed := not smallest(steps, prior) and not case.view.is_server:
+        steps = _unnamed_steps(case, model)
     layer = fitting_layer(model, _part_of(steps))
     most = max(MOST_IMAGES, most_samples(layer))
     batches = batches_in(steps, prior, most, CLIENTS_PER_DRAW * case.budget.draws)
@@ -310,7 +311,7 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
         f"{words_of(case, batches)}; {len(clients)} client(s), by {methods}; {prior.description}; baseline: the mean auxiliary image; "
         "unprotected: images of the same clients from their own updates"
     )
-    note += "; how many samples trained the released model, in one round, is assumed to be known" if released else ""
+    note += "; how many samples trained the model, in one round, is assumed to be known" if unnamed else ""
     figure = cell(case, NAME, metric, *scores, margin=margin, note=note, chances=(p, reference_p))
     figure = _abstaining(replace(figure, power=power(scores[0], scores[1], scores[2], scores[1], margin)), methods)
     where = {client: found for batch, found in zip(batches, images, strict=True) for client in batch.first_of}
@@ -323,12 +324,12 @@ def _cells_of_sums(case: Case, model: Model) -> tuple[list[Cell], dict[str, Arra
     return [figure], arrays
 
 
-def _released_steps(case: Case, model: Model) -> dict[int, list[ClientStep]]:
-    """How released models moved from the public initial one in a single round, by client that trained them."""
+def _unnamed_steps(case: Case, model: Model) -> dict[int, list[ClientStep]]:
+    """How others moved models in a single round, by client that trained them, where the view does not name them."""
     means = mean_updates(case.view, model.dimension)
     steps: dict[int, list[ClientStep]] = {}
     for mean, people in zip(means, trained_by(case, case.view, means), strict=True):
-        if mean.sums(case.view) == 1:
+        if mean.sums(case.view) == 1 and not set(people) & set(case.view.coalition):
             step = replace(step_of(mean), members=tuple(sorted(set(people))))
             for client in step.members:
                 steps.setdefault(client, []).append(step)

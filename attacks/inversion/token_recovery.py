@@ -23,7 +23,6 @@ from scipy.spatial.distance import cdist
 from torch import nn
 from torch.nn import functional
 
-from ...algorithms.fednova import TrainNormalised
 from ...engine.device import tensor
 from ...engine.models import Model
 from ...errors import InputError
@@ -35,7 +34,7 @@ from ..figures.leakage import Case, Cell, Prior, cell, nothing
 from ..figures.significance import chance, chance_of_draws, chance_of_matching, power
 from ..labels.label_readings import bias_span
 from .text_spans import MOST_WINDOWS, has_attention, windows_from_spans
-from .zeros import Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
+from .zeros import WEIGHTS_ALONE, Feature, Owners, Pool, embedding_of, features_of, owners_of, pools_in
 
 __all__ = ["NOTHING_READ", "embedding_of", "refusal", "token_cells", "tokens_from_rows", "window_from_rows"]
 
@@ -50,8 +49,6 @@ PLACINGS, SWEEPS = 8, 12
 """Times that all words are placed anew before single changes are tried, and that these are."""
 CLOSE = 1e-6
 """A window whose rows are nearer than this to those seen, as 1 − cosine, is taken to be the one."""
-WEIGHTS_ALONE = (TrainNormalised.beyond,)
-"""What is between training and means and only weighs updates: what nobody's samples move stays so."""
 _Score = Callable[[Array, Array], float]
 
 
@@ -286,17 +283,19 @@ def _is_one_step(step: ClientStep, prior: Prior) -> bool:
     return local_of(step, prior).steps(1) == 1
 
 
-def refusal(case: Case, feature: str = "word", *, decays: Collection[str] = ()) -> str:
+def refusal(case: Case, feature: str = "word", *, decays: Collection[str] = (), is_zero: bool = False) -> str:
     """Why this run is not attempted; empty if it is. What is read are the zeros of each `feature`, a word of an embedding or an input.
 
-    `decays` are the optimisers whose weight decay, which moves the parameters of every feature, is taken off.
+    `decays` are the optimisers whose weight decay, which moves the parameters of every feature, is taken off. `is_zero`: what clients are
+    sent beside models is read as well, as parameters of absent features are exactly zero in it.
     """
     assert case.prior.config is not None  # checked by the caller
     if case.prior.private:
         return f"not attempted: the noise of [privacy] moves the parameters of every {feature}; {feature}s may still leak"
     for local in trainings_in(case.reference).all:
         weighted = local.beyond in WEIGHTS_ALONE and not (local.train.weight_decay and local.train.optimizer == "adam")
-        if (local.beyond and not weighted) or local.held_back:
+        read = weighted or (is_zero and not local.train.weight_decay)
+        if (local.beyond and not read) or local.held_back:
             return f"not attempted: updates hold more than training on all samples; {feature}s may still leak"
         if local.train.weight_decay and local.train.optimizer not in decays:
             return f"not attempted: weight decay moves the parameters of every {feature}; {feature}s may still leak"

@@ -19,6 +19,9 @@ Where inputs are standardised, and under weight decay, zeros follow from combina
 those of rounded numbers. Adam divides each gradient by its size, so that no combination is zero. But parameters that have the same
 gradients move alike: so do all inputs of a channel that are zero in every sample (`present_by_adam`). A row that weight decay alone moves
 is trained again without samples (`decayed`). A single step of Adam shows signs alone, and is not read.
+
+Controls (SCAFFOLD) and pulls to an anchor (StoCFL) move what any samples have moved before. So there a zero still excludes, but a movement
+proves a feature only before any model that clients were sent has moved by it (`Pool.doubtful`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,22 +32,26 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...algorithms.fednova import TrainNormalised
 from ...engine.models import Model, build_module
 from ...tasks.training import Train
 from ...types import Array
 from ..adversary import AdversaryView
 from ..evidence.coalition import cohorts_of, deviating, weights_of
-from ..evidence.local_training import LocalTraining
-from ..evidence.sums import sums_in
+from ..evidence.local_training import LocalTraining, trainings_in
+from ..evidence.sums import models_sent, sums_in
 from ..evidence.trained_by import trained_by
-from ..evidence.updates import mean_updates, single_steps, step_of, steps_in
+from ..evidence.updates import ADDED, mean_updates, single_steps, step_of, steps_in
 from ..figures.leakage import Case
 from .closed_form import first_linear, gradients_of
 
 __all__ = [
-    "Feature", "Owners", "Pool", "decayed", "embedding_of", "features_of", "owners_of", "pools_in", "present_by_adam", "present_in",
+    "WEIGHTS_ALONE", "Feature", "Owners", "Pool", "decayed", "embedding_of", "features_of", "owners_of", "pools_in", "present_by_adam",
+    "present_in",
 ]  # fmt: skip
 
+WEIGHTS_ALONE = (TrainNormalised.beyond,)
+"""What is between training and means and only weighs updates: what nobody's samples move stays so."""
 ROUNDINGS, DEVIATIONS = 2.0, 6.0
 """Where zeros are not exact, a movement up to so many roundings and so many deviations of the sum counts as zero.
 
@@ -85,10 +92,14 @@ class Feature:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """One sum: its `members`, and the features that it has, (count,) bool."""
+    """One sum: its `members`, and the features that it has, (count,) bool.
+
+    `doubtful` (count,) are present ones that something else than members' samples may have moved; None where there are none.
+    """
 
     members: tuple[int, ...]
     present: Array
+    doubtful: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,14 +182,17 @@ def owners_of(pools: Sequence[Pool], known: Mapping[int, Array]) -> Owners:
     excluded = member.T @ ~present > 0
     for client in set(known) & set(clients):
         excluded[place[client]] = ~np.asarray(known[client], dtype=bool)
-    left = ~excluded
-    decides = present & (member @ left == 1) & (member @ own == 0)
+    left, doubtful = ~excluded, np.zeros(present.shape, bool)
+    for t, pool in enumerate(pools):
+        doubtful[t] = False if pool.doubtful is None else pool.doubtful
+    decides = present & ~doubtful & (member @ left == 1) & (member @ own == 0)
     certain = (member.T @ decides > 0) & left
     for client in set(known) & set(clients):
         certain[place[client]] = known[client]
-    broken = (present & (member @ left == 0)).any(axis=0)  # a movement that was rounded to zero elsewhere
+    broken = (present & ~doubtful & (member @ left == 0)).any(axis=0)  # a movement that was rounded to zero elsewhere
     certain[:, broken], excluded[:, broken] = False, False
-    return Owners(clients, certain | _likely(member > 0, present, certain, own), excluded)
+    certain_only = doubtful.any(axis=0)
+    return Owners(clients, certain | _likely(member > 0, present & ~certain_only, certain, own), excluded)
 
 
 def _likely(member: Array, present: Array, certain: Array, own: Array) -> Array:
@@ -286,20 +300,49 @@ def pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) ->
     """All sums in a view over members that are known, and single updates where these can be read.
 
     A released model is one sum over all who trained it, in all rounds. Who they are is the scorer's knowledge, not the attacker's.
+    Where clients are sent something that moves their updates beside samples, a feature is doubtful once any model has moved by it.
     """
+    pools = _pools_in(case, view, model, feature)
+    if all(training.beyond in ("", *WEIGHTS_ALONE) for training in trainings_in(case.reference).all):
+        return [pool for _, pool in pools]
+    moved = _moved_before(view, model, feature)
+    everything = np.ones(feature.count, bool)
+    return [replace(pool, doubtful=pool.present & moved.get(number, everything)) for number, pool in pools]
+
+
+def _moved_before(view: AdversaryView, model: Model, feature: Feature) -> dict[int, Array]:
+    """By round the features (count,) bool by which anything that clients were sent up to it differs from the first model; of a released
+    model, which comes after all rounds, nothing is known."""
+    moved, by_round = np.zeros(feature.count, bool), dict[int, Array]()
+    first: Array | None = None
+    for message in view.select("compute", "parameters") if view.adversary != "released" else ():
+        for kind in ("model", *ADDED):
+            for vector in models_sent(view, message, kind).values():
+                if vector.shape == (model.dimension,):
+                    first = vector if first is None else first
+                    left = vector if kind == "control" else vector - first
+                    moved = moved | feature.rows(left).any(axis=1)
+        by_round[message.round] = moved
+    return by_round
+
+
+def _pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) -> list[tuple[int, Pool]]:
+    """The round and the pool of each."""
     if view.adversary == "released":
         means = mean_updates(view, model.dimension)
         people = [tuple(sorted(set(clients))) for clients in trained_by(case, view, means)]
         steps = [(replace(step_of(mean), members=members), mean.sums(view)) for mean, members in zip(means, people, strict=True) if members]
         return [
-            _pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation, rounds) for s, rounds in steps if not s.part
-        ]
+            (s.round, _pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation, rounds))
+            for s, rounds in steps if not s.part
+        ]  # fmt: skip
     single = [step for steps in single_steps(steps_in(view, model.dimension)).values() for step in steps]
-    pools = [_pool(case, feature, model, step.members, step.start, step.update, step.local, step.deviation) for step in single]
+    pools = [(s.round, _pool(case, feature, model, s.members, s.start, s.update, s.local, s.deviation)) for s in single]
     for sum_ in (deviating(sum_, view, case.prior) for sum_ in sums_in(view, cohorts_of(case, view))):
         if sum_.mean is not None and sum_.mean.shape == (model.dimension,) and sum_.mean.any():
             start = np.zeros(model.dimension) if sum_.start is None else sum_.start
-            pools.append(_pool(case, feature, model, sum_.members, start, sum_.mean, sum_.local, sum_.deviation))
+            pool = _pool(case, feature, model, sum_.members, start, sum_.mean, sum_.local, sum_.deviation)
+            pools.append((sum_.round, pool))
     return pools
 
 

@@ -5,13 +5,16 @@ gradients by its biases are their sums, those by the weights of a hidden unit th
 hence in every update, the C biases of the head add up to zero, and so do the C weights out of each hidden unit. Permuted, the places of
 these C coordinates are unknown; the vector that is 1 there and 0 elsewhere is orthogonal to all updates, and shows as a block of entries
 1/C in the projector on the null space of the stacked updates, as soon as so few columns are looked at that nothing else is orthogonal to
-all rows.
+all rows. Where rows are too few for that, small models are searched through: all sums of half a block are matched with those of the other
+half (Horowitz & Sahni 1974).
 
 Updates are centred over the clients of a round and group first, which takes out what all have in common (weight decay above all).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 from typing import Literal
 
 import numpy as np
@@ -33,6 +36,11 @@ LOOKED_AT = 4000
 NULL = 1e-4
 """A singular value below this share of what a column of the largest size would have belongs to the null space: rounding is far below, the
 noise of training far above."""
+FEW_BLOCKS = 3
+"""Where a window has less than so many blocks' columns, halves of blocks are matched first."""
+MOST_SUMS, BY_CHANCE, PART, MIXED = 300_000, 1e-3, 50_000, 4.0
+"""Most sums of half a block that are made, how many blocks may be found by chance, how many candidates are looked at together, and how many
+standard deviations mixed sums may be apart."""
 FEWEST_IN_CLASS = 4
 FURTHEST = 8
 """Slices of lists go this many slices deep."""
@@ -121,6 +129,9 @@ def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[ZeroSumBlock]
     size = np.sqrt((stacked**2).mean(axis=0))
     order = np.argsort(-size)[:LOOKED_AT]
     threshold = NULL * float(size[order[:LARGEST]].mean())
+    few = width < FEW_BLOCKS * classes
+    if few and (met := _met_in_the_middle(stacked, order, classes, threshold, independent)):
+        return met
     blocks: dict[tuple[int, ...], ZeroSumBlock] = {}
     for columns in _windows(stacked, order, width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
@@ -128,13 +139,47 @@ def zero_sum_blocks(rounds: Sequence[Array], classes: int) -> list[ZeroSumBlock]
         if blocks:
             break
     if not blocks:
-        return []
+        return [] if few else _met_in_the_middle(stacked, order, classes, threshold, independent)
     # with one block the classes are known: slices of the coordinates that move like each of its members hold further blocks
     seed_block = next(iter(blocks.values()))
     for columns in _slices(_alike(stacked, order, stacked[:, list(seed_block.coordinates)] * np.array(seed_block.signs)), width, classes):
         for block in null_blocks(stacked, columns, classes, threshold):
             blocks.setdefault(tuple(sorted(block.coordinates)), _aligned(stacked, seed_block, block))
     return list(blocks.values())
+
+
+def _met_in_the_middle(
+    stacked: Array, order: Array, classes: int, threshold: float, independent: int
+) -> list[ZeroSumBlock]:  # fmt: skip
+    """Blocks without signs among so many of the largest coordinates that `MOST_SUMS` sums are half a block's.
+
+    None where other coordinates may add up to zero as well.
+    """
+    half = classes - classes // 2
+    moving = order[np.sqrt((stacked[:, order] ** 2).mean(axis=0)) > threshold]
+    count = next((count for count in range(len(moving), classes - 1, -1) if comb(count, half) <= MOST_SUMS), 0)
+    if not count or comb(count, classes) * NULL ** min(independent, len(stacked)) > BY_CHANCE:
+        return []
+    rows = stacked[:, moving[:count]]
+    first, second = (np.array(list(combinations(range(count), size))) for size in (classes // 2, half))
+    mixed, checked = np.random.default_rng(0).normal(size=(2, len(rows))) @ rows  # two numbers a coordinate: equal sums have equal ones
+    sums, wanted = mixed[first].sum(axis=1), -mixed[second].sum(axis=1)
+    ascending = np.argsort(sums)
+    near = threshold * np.sqrt(len(rows)) * MIXED
+    begin, end = (np.searchsorted(sums[ascending], wanted + shift) for shift in (-near, near))
+    met = np.repeat(np.arange(len(wanted)), end - begin)
+    places = ascending[np.arange(len(met)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin) + begin[met]]
+    same = np.abs(checked[first].sum(axis=1)[places] + checked[second].sum(axis=1)[met]) < near
+    met, places = met[same], places[same]
+    blocks: dict[int, tuple[int, ...]] = {}
+    for part in np.array_split(np.arange(len(met)), max(1, len(met) // PART)):
+        chosen = np.hstack([first[places[part]], second[met[part]]])
+        exact = (rows[:, chosen].sum(axis=2) ** 2).mean(axis=0) < threshold**2
+        for members in np.unique(np.sort(chosen[exact], axis=1), axis=0).tolist():
+            if len(set(members)) == classes and not set(members) & set(blocks):
+                blocks |= dict.fromkeys(members, tuple(int(moving[member]) for member in members))
+    plain = [ZeroSumBlock(block, (1,) * classes) for block in dict.fromkeys(blocks.values())]
+    return [plain[0], *(_aligned(stacked, plain[0], block) for block in plain[1:])] if plain else []
 
 
 def _stacked(rounds: Sequence[Array]) -> Array:
@@ -226,6 +271,8 @@ def null_blocks(stacked: Array, columns: Array, classes: int, threshold: float) 
         inside = projector[np.ix_(members, members)]
         if np.abs(np.abs(inside) - 1.0 / classes).max() < 0.2 / classes:
             signs = tuple(1 if value > 0 else -1 for value in inside[0])
+            if ((window[:, members] @ np.array(signs)) ** 2).mean() > classes * threshold**2:
+                continue  # with fewer rows than columns other vectors are orthogonal to all rows
             blocks.append(ZeroSumBlock(tuple(int(column) for column in columns[members]), signs))
     return blocks
 

@@ -9,7 +9,7 @@ so are clipping and Poisson batches of `[privacy]`, which are public: the attack
 linear in gradients (Adam), and heads without a bias, are read by comparison with clients of the attacker's own (`simulated_shares`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,13 +25,13 @@ from ..evidence.clipped import clipped_probabilities
 from ..evidence.coalition import weights_of
 from ..evidence.local_training import LocalTraining
 from ..evidence.noisy_shares import Readings
-from ..evidence.simulated_shares import LinearReading, linear_reading, response_by_simulation, shares_by_simulation
+from ..evidence.simulated_shares import LinearReading, clients_by_simulation, linear_reading, response_of, shares_by_simulation
 from ..evidence.updates import ClientStep, local_of, public_model
 from ..figures.leakage import Prior
 
 __all__ = [
-    "Reader", "auxiliary_shares", "bias_span", "class_probabilities", "counts_from_bias", "is_learned", "is_summed", "labels_from_bias",
-    "reader_of", "readings_of", "shares_of", "steps_scale", "top_labels", "trained_reader",
+    "Reader", "auxiliary_shares", "bias_span", "class_probabilities", "counts_from_bias", "is_learned", "is_read_better", "is_summed",
+    "labels_from_bias", "reader_of", "readings_of", "shares_of", "steps_scale", "top_labels", "trained_reader",
 ]  # fmt: skip
 
 PATH = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -40,6 +40,8 @@ CLIPPED_PATH = (0.5,)
 """The same where gradients are clipped: single samples' gradients cost more."""
 PREDICTED = 5
 """Of so many rounds, evenly spaced, predictions are taken where all rounds are one system: they change slowly and cost the most."""
+TRIED = 4
+"""One of so many own clients is kept to try readers on."""
 ONE_STEP = (0.0,)
 """The same for a single step, whose gradient is taken at the model sent."""
 
@@ -171,16 +173,56 @@ def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> 
 
     None for updates of one client or of one step, for those of unknown length, and where simulated clients diverge.
     """
-    local, span = local_of(step, prior), head_span(model)
-    samples = round(float(np.median([prior.samples_per_client[member] for member in step.members])))
-    labels = round(float(np.median([prior.labels_per_client[member] for member in step.members])))
-    if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or span is None:
-        return None
-    reading = _trained(prior, np.asarray(step.start, np.float64).tobytes(), step.round, local, local.samples(samples), labels, count)
+    wanted = _own_clients_of(step, prior, model, count)
+    reading = None if wanted is None else _trained(*wanted)
     if reading is None:
         return None
-    unit = local.carried(samples)
-    return Reader(lambda moved: reading.shares(unit * moved), reading.deviation, True, span)
+    unit = local_of(step, prior).carried(_usual(step, prior.samples_per_client))
+    return Reader(lambda moved: reading.shares(unit * moved), reading.deviation, True, head_span(model))
+
+
+def is_read_better(step: ClientStep, prior: Prior, model: Model, count: int) -> bool:
+    """Whether `trained_reader` errs less than `reader_of`, in means over own clients of which it knows nothing.
+
+    A response is learned from the clients that have a label, so that of many labels it is noise.
+    """
+    wanted, formula = _own_clients_of(step, prior, model, count), reader_of(step, prior, model, model.classes)
+    seen = None if wanted is None else _own_clients(*wanted)
+    if seen is None or not formula.is_scaled:
+        return seen is not None
+    moved, shares = seen
+    kept = len(moved) - len(moved) // TRIED
+    left = len(moved) - kept
+    if left < 1:
+        return True
+    reading = linear_reading(*response_of(moved[:kept], shares[:kept]))
+    unit = local_of(step, prior).carried(_usual(step, prior.samples_per_client))
+    known = np.zeros(model.classes) if step.known is None else step.known[bias_span(model)]
+    size = max(1, min(len(_members(step, prior)), left // 2))
+    errors = np.zeros(2)
+    for begin in range(kept, len(moved) - size + 1, size):
+        mean, truth = moved[begin : begin + size].mean(axis=0), shares[begin : begin + size].mean(axis=0)
+        by_formula = formula.read((mean[-model.classes :] + known) / unit)
+        errors += [np.abs(reading.shares(mean) - truth).sum(), np.abs(by_formula - truth).sum()]
+    return bool(errors[0] <= errors[1])
+
+
+def _usual(step: ClientStep, counts: Mapping[int, int]) -> int:
+    """The median of the members' `counts`."""
+    return round(float(np.median([counts[member] for member in step.members])))
+
+
+Wanted = tuple[Prior, bytes, int, LocalTraining, int, int, int]
+"""The prior, the model, the round, the training, numbers of samples and labels of own clients, and how many there are."""
+
+
+def _own_clients_of(step: ClientStep, prior: Prior, model: Model, count: int) -> Wanted | None:
+    """The `count` own clients that a step is compared with; None as `trained_reader`."""
+    local, samples = local_of(step, prior), _usual(step, prior.samples_per_client)
+    if len(step.members) == 1 or local.gradient or prior.private or local.steps(samples) == 1 or head_span(model) is None:
+        return None
+    start = np.asarray(step.start, np.float64).tobytes()
+    return prior, start, step.round, local, local.samples(samples), _usual(step, prior.labels_per_client), count
 
 
 def _members(step: ClientStep, prior: Prior) -> tuple[int, ...]:
@@ -263,18 +305,24 @@ def _reader(
 
 
 @lru_cache(maxsize=256)
-def _trained(
+def _trained(*wanted: *Wanted) -> LinearReading | None:
+    """How the head's movement is read by comparison with own clients: the same for all adversaries on a run."""
+    seen = _own_clients(*wanted)
+    return None if seen is None else linear_reading(*response_of(*seen))
+
+
+@lru_cache(maxsize=8)
+def _own_clients(
     prior: Prior, start: bytes, number: int, local: LocalTraining, samples: int, labels: int, count: int
-) -> LinearReading | None:  # fmt: skip
-    """How the head's movement in round `number` is read by comparison with own clients: the same for all adversaries on a run."""
+) -> tuple[Array, Array] | None:  # fmt: skip
+    """How own clients move the head in round `number` (m, size), and their label shares (m, classes); None where none ends finite."""
     span = head_span(local.train.model)
     assert span is not None  # checked by the caller
     train, key = replace(local.train, on_divergence="skip"), stream(prior.seed, "simulated clients of sums", number)
     try:
-        response, left = response_by_simulation(train, np.frombuffer(start), prior.x, prior.y, samples, labels, span, key, count)
+        return clients_by_simulation(train, np.frombuffer(start), prior.x, prior.y, samples, labels, span, key, count)
     except InputError:
         return None
-    return linear_reading(response, left)
 
 
 def auxiliary_shares(prior: Prior) -> Array:

@@ -24,7 +24,7 @@ from ..evidence.linear_evidence import Equations, equations, likeliest_penalty, 
 from ..evidence.noisy_shares import Readings, shares_of_members
 from ..evidence.updates import ClientStep, local_of
 from ..figures.leakage import Prior
-from .label_readings import Reader, bias_span, is_learned, is_summed, reader_of, steps_scale, trained_reader
+from .label_readings import Reader, bias_span, is_learned, is_read_better, is_summed, reader_of, steps_scale, trained_reader
 from .sparse_shares import sparse_shares
 
 __all__ = ["SumRead", "distinct_sums", "noisy_shares_in", "planted", "shares_in", "sums_read", "words_of"]
@@ -78,6 +78,8 @@ def distinct_sums(steps: Mapping[int, Sequence[ClientStep]], prior: Prior) -> li
 def sums_read(sums: Sequence[ClientStep], prior: Prior, model: Model) -> list[SumRead]:
     """How each sum is read. Where sums have noise of their own (`is_summed`) movements are kept as they are, for `noisy_shares_in`."""
     read, noisy, count = [], is_summed(prior), affordable_clients(sums, prior, model)
+    if count and not all(is_read_better(step, prior, model, count) for step in (sums[0], sums[-1]) if step.stated is None):
+        count = 0
     for step in sums:
         reader = Reader(np.asarray, is_scaled=True) if noisy else None
         if count and step.stated is None:

@@ -51,6 +51,22 @@ def test_certain_and_excluded_are_those_of_all_explanations(cohorts: list[set[in
         assert found.excluded[place, 0] == all(client not in other for other in possible)
 
 
+@settings(max_examples=150, deadline=None)
+@given(COHORTS, st.sets(st.integers(0, 4)), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_doubtful_pools_count_only_where_they_are_zero(cohorts: list[set[int]], owners: set[int], doubts: list[bool]) -> None:
+    pools = pools_of(cohorts, owners)
+    pools = [replace(pool, doubtful=pool.present & doubt) for pool, doubt in zip(pools, doubts, strict=False)]
+    clear = [cohort for cohort, pool in zip(cohorts, pools, strict=True) if pool.doubtful is not None and not pool.doubtful.any()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zeros, "MOST_FALSE", -1.0)
+        found = owners_of(pools, {})
+    clients = set().union(*clear)
+    possible = explanations(clear, owners & clients) if clear else []
+    for place, client in enumerate(found.clients):
+        assert found.attributed[place, 0] == (client in clients and all(client in other for other in possible))
+        assert found.excluded[place, 0] == (client in clients and all(client not in other for other in possible))
+
+
 @settings(max_examples=80, deadline=None)
 @given(COHORTS, st.integers(0, 4))
 def test_the_chance_of_a_sole_owner_is_its_share_of_all_explanations(cohorts: list[set[int]], owner: int) -> None:
@@ -179,6 +195,25 @@ def test_inputs_of_one_client_are_named_from_secure_sums(name: str, local: dict[
 
 
 # --- sums as their server opens them ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["scaffold", "stocfl"])
+def test_zeros_are_read_where_clients_are_sent_more_than_a_model(name: str) -> None:
+    """A control, or the pull to an anchor, moves what has moved before; what never moved nobody has, and what first moves somebody has."""
+    seen = case(config(
+        {"name": name}, {"sum": "secagg", "gram": ["haar"] if name == "stocfl" else []}, data={"clients": 8, "samples_per_client": 3},
+        model={"normalise": False}, training={"rounds": 4, "participation": 0.5, "batch_size": 2},
+    ))  # fmt: skip
+    model = public_model(seen.prior)
+    feature = features_of(model)
+    assert feature is not None
+    assert feature.is_exact
+    owners = owners_of(pools_in(seen, seen.view, model, feature), {})
+    truth = np.stack([feature.of(seen.truth.data[client][0]) for client in owners.clients])
+    assert owners.excluded.any()
+    assert not (owners.excluded & truth).any()
+    assert (owners.attributed & ~truth).sum() <= 0.02 * owners.attributed.sum()
+    assert figures_of("exact_zeros", seen)["excluded_inputs_auc"].value is not None
 
 
 @pytest.mark.parametrize("kind", ["secagg", "one_message"])

@@ -89,6 +89,19 @@ def test_planted_blocks_are_found_and_nothing_else(seed: int, blocks: int, signe
         assert abs(float(true @ np.array(block.signs))) == 5  # right up to one sign for all
 
 
+@settings(deadline=None, max_examples=10)
+@given(seed=some.integers(0, 10**6), classes=some.integers(2, 6), single=some.booleans())
+def test_few_rows_of_a_small_model_show_all_blocks(seed: int, classes: int, single: bool) -> None:
+    """One round of six clients, whose order of coordinates no other round shares: all sums of half a block are matched."""
+    rng = np.random.default_rng(seed)
+    rounds, places = planted(rng, 6, d=50, rounds=1, n=6, classes=classes)
+    order = rng.permutation(50)
+    shown = [rows[:, order].astype(np.float32 if single else np.float64) for rows in rounds]
+    found = zero_sum_blocks(shown, classes)
+    assert {frozenset(order[list(block.coordinates)].tolist()) for block in found} == {frozenset(place.tolist()) for place in places}
+    assert zero_sum_blocks([rng.normal(size=(6, 50))], classes) == []
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_updates_without_such_sums_have_no_blocks(seed: int) -> None:
     """Gaussian updates, and planted ones after a rotation: no block of 5 adds up to zero there, so any find is an error."""
