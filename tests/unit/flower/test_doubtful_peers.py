@@ -18,7 +18,7 @@ SIZE, CLIENTS, ODD = 12 * 17, 8, 2
 COUNTS = {client: 40.0 + 10 * client for client in range(CLIENTS)}
 
 
-def trained(client: int, model: Array, seed: int = 0, steps: int = 10, rate: float = 0.002, data: int | None = None) -> Array:
+def trained(client: int, model: Array, seed: int = 0, steps: int = 20, rate: float = 0.002, data: int | None = None) -> Array:
     """The update of SGD on this client's least squares of 12 outputs, which all clients share but for noise and for their features."""
     draws, shuffles = np.random.default_rng([seed, client if data is None else data]), np.random.default_rng([seed, client, 9])
     x = draws.normal(size=(40, 16)) * draws.uniform(0.3, 1.5, 16)
