@@ -32,7 +32,7 @@ ALIKE = 0.5
 RARE = 0.05
 """A client may have one value only by chance if this share of all rows has it."""
 FAR_FROM_0 = 5.0
-FEWEST_OTHERS, FEWEST_LEVELS, DIFFERS, LITTLE = 2, 10, 2.0, 0.1
+FEWEST_OTHERS, FEWEST_LEVELS, DIFFERS, LITTLE = 2, 10, 3.0, 0.1
 """Other columns, of so many values, that do not tell clients apart: by so many standard errors, and so many deviations of their rows."""
 MOST_NAMED = 3
 
@@ -70,7 +70,7 @@ def client_remarks(
             continue
         for half in client_units(values, MOST_ODD):
             if not _told_apart(half.clients, name, of_columns):
-                words = f"the values of {shown(half.clients)} differ from those of the others by {shown_step(half.step)}"
+                words = f"the values of {shown(sorted(half.clients))} differ from those of the others by {shown_step(half.step)}"
                 notes.append(f"column {name!r}: {words}, and no other column does; are they in another unit?")
                 in_units.add(name)
         if name in in_units:

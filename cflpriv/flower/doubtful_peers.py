@@ -30,8 +30,8 @@ TWINS, OTHER_PAIRS = 0.9, 0.8
 """Cosines of two updates, less the mean of all others: at least of two clients with the same data, and at most of any other pair."""
 GAP = 20.0
 """Between two groups of clients, in lengths of updates, and in lengths for each example."""
-ROUNDS_UP, WORSE = 5, 1.1
-"""Training goes the wrong way if the loss is above that of the first round in all of so many, and by this factor in the last,"""
+ROUNDS_UP, WORSE = 5, 1.05
+"""Training goes the wrong way if the loss is above that of the first round in all of so many, by this factor in their mean,"""
 LONGER = 3
 """and the mean update became longer in each of so many rounds."""
 
@@ -63,11 +63,12 @@ class Peers:
             return ""
         means = [float(np.mean([row[client] for client in common])) for row, _ in rows]
         lengths = [length for _, length in rows[-LONGER - 1 :]]
-        grows = all(later > earlier > 0 for earlier, later in pairwise(lengths))
-        if not (grows and 0 < means[0] < min(means[1:]) and means[-1] > WORSE * means[0]):
+        grows = all(longer > shorter > 0 for shorter, longer in pairwise(lengths))
+        later = float(np.mean(means[1:]))
+        if not (grows and 0 < means[0] < min(means[1:]) and later > WORSE * means[0]):
             return ""
         return (
-            f"the training loss rose from {means[0]:.3g} to {means[-1]:.3g}, and updates become longer: training goes the wrong way; "
+            f"the training loss rose from {means[0]:.3g} to {later:.3g} on average, and updates become longer: training goes the wrong way; "
             "do clients return the update with its sign turned, or is the learning rate too large?"
         )
 

@@ -37,6 +37,8 @@ LONGER, SHORTER = 10.0, 1e-4
 """An update is odd beyond so many lengths of the upper quartile of the others' updates, and below this share of the lower quartile."""
 MUCH = 0.3
 """and where a long one is longer than this share of the model."""
+FEWEST_LONG, SHARE_LONG = 2, 1 / 3
+"""Long updates of a client that are named, and their share of its updates."""
 MULTIPLE = 5.0
 """What came back is a multiple of the model sent from this factor on; training far may double a model."""
 NEARER = 0.5
@@ -146,15 +148,20 @@ def untouched_statistics(model: Array, update: Array, layout: Layout) -> str:
 
 
 def group_doubts(
-    model: Array, updates: Mapping[int, Array], layout: Layout, moved: set[int], alone: bool = True, long: set[int] | None = None
+    model: Array,
+    updates: Mapping[int, Array],
+    layout: Layout,
+    moved: set[int],
+    alone: bool = True,
+    long: dict[int, list[bool]] | None = None,
 ) -> list[str]:
     """What is odd of single `updates` (d,) by client, which began at one `model` (d,), as sentences.
 
     Args:
         moved: the clients whose update of this round or of an earlier one is not zero; those of this round are added.
         alone: ask `mean_doubts` of each.
-        long: the clients whose last update was far longer than the others', which is kept up to date. They are named if this one is, too:
-            SGD may jump once. None: this round decides.
+        long: whether each client's update was far longer than the others' in each round so far, which is kept up to date. A client is named
+            for `FEWEST_LONG` such rounds, `SHARE_LONG` of its rounds: SGD may jump once. None: this round decides.
     """
     if len(model) < FEWEST_NUMBERS:
         return []
@@ -203,7 +210,7 @@ def _coarse(model: Array, updates: Mapping[int, Array]) -> list[str]:
     return [f"{named(coarse)}: returned models of at most {FEW_DIFFERENT} different numbers; are arrays rounded?"] if coarse else []
 
 
-def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout, long: set[int] | None) -> list[str]:
+def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout, long: dict[int, list[bool]] | None) -> list[str]:
     """Updates that are far longer or shorter than the others', but for running statistics, which may be of any size.
 
     Where the others have nothing left to learn, any update is far longer. So a long one must also change a good part of the model.
@@ -220,10 +227,10 @@ def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout, long: s
             continue
         low, high = np.quantile(others, [0.25, 0.75])
         is_long = norm > max(LONGER * high, part_of_model)
-        again = long is None or client in long
-        if long is not None:
-            (long.add if is_long else long.discard)(client)
-        if (is_long and again) or norm < SHORTER * low:
+        rounds = [True] * FEWEST_LONG if long is None else long.setdefault(client, [])
+        rounds.append(is_long)
+        often = sum(rounds) >= max(FEWEST_LONG, SHARE_LONG * len(rounds))
+        if (is_long and often) or norm < SHORTER * low:
             doubts.append(
                 f"client {client}: its update is {norm / float(np.median(others)):.3g} times as long as the others'; has it their learning "
                 "rate, loss and scale of samples?"

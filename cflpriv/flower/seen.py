@@ -51,7 +51,7 @@ class Watch:
     seed: int
     history: History = field(default_factory=History)
     peers: dict[int, Peers] = field(default_factory=dict)
-    long: set[int] = field(default_factory=set)
+    long: dict[int, list[bool]] = field(default_factory=dict)
     moved: set[int] = field(default_factory=set)
     counts: list[dict[int, float]] = field(default_factory=list)
     lengths: dict[int, tuple[float, float]] = field(default_factory=dict)
