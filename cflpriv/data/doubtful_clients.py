@@ -15,6 +15,7 @@ from .doubtful_swaps import exchanged
 from .doubtful_units import (
     FEWEST_CLIENTS,
     MINORITY,
+    MOST_ODD,
     ClientValues,
     client_units,
     clients_apart,
@@ -31,6 +32,8 @@ ALIKE = 0.5
 RARE = 0.05
 """A client may have one value only by chance if this share of all rows has it."""
 FAR_FROM_0 = 5.0
+FEWEST_OTHERS, FEWEST_LEVELS, DIFFERS, LITTLE = 2, 10, 3.0, 0.1
+"""Other columns, of so many values, that do not tell clients apart: by so many standard errors, and so many deviations of their rows."""
 MOST_NAMED = 3
 
 
@@ -65,11 +68,18 @@ def client_remarks(
         if units:
             in_units.add(name)
             continue
+        for half in client_units(values, MOST_ODD):
+            if not _told_apart(half.clients, name, of_columns):
+                words = f"the values of {shown(sorted(half.clients))} differ from those of the others by {shown_step(half.step)}"
+                notes.append(f"column {name!r}: {words}, and no other column does; are they in another unit?")
+                in_units.add(name)
+        if name in in_units:
+            continue
         if (scored := _standardised(values)) is not None:
             notes.append(f"column {name!r}: the values of {shown([scored])} are about a standard normal's, unlike those of all others")
         elif few := clients_apart(values):
             apart[name] = few
-        if (filled := filled_in(values)) is not None:
+        if (filled := filled_in(values, numbers[name], clients)) is not None:
             often = f"{filled.value:g} fills {filled.rows} rows of {shown([filled.client])}"
             notes.append(f"column {name!r}: {often}, and no value is that frequent elsewhere; does it stand for missing values?")
     for name, few in apart.items():
@@ -96,6 +106,25 @@ def client_remarks(
         if not any(client == other and {first, second} & set(some) for some, other in whole)
     ]
     return warnings, notes
+
+
+def _told_apart(few: Sequence[int], name: str, of_columns: Mapping[str, ClientValues]) -> bool:
+    """Whether another column, or none of `FEWEST_OTHERS`, tells about half of the clients from the others, as it would two groups."""
+    compared = 0
+    for other, own in of_columns.items():
+        if other == name or own.levels < FEWEST_LEVELS:
+            continue
+        side = np.isin(own.clients, few)
+        middles = own.quartiles[:, 1]
+        if min(side.sum(), (~side).sum()) < 2:
+            continue
+        compared += 1
+        parts = middles[side], middles[~side]
+        spread = float(own.in_scale(logged=False)[1].mean())
+        error = float(sum(part.var(ddof=1) / len(part) for part in parts)) ** 0.5
+        if abs(parts[0].mean() - parts[1].mean()) > max(DIFFERS * error, LITTLE * spread):
+            return True
+    return compared < FEWEST_OTHERS
 
 
 def _other_codes(cells: Sequence[Any], numbers: Array | None, clients: Array) -> tuple[int, str, str] | None:

@@ -15,6 +15,7 @@ from .class_names import accidental_pairs, same_name
 from .columns import cell_name, nested, shown
 from .doubtful_clients import client_remarks
 from .doubtful_relations import relation_notes
+from .doubtful_rows import copied_rows
 from .doubtful_runs import repeated_in_a_run
 from .doubtful_swaps import exchanged_rows
 from .doubtful_units import SMALLEST, examined_rows, mixed_units, shown_step
@@ -36,6 +37,7 @@ MOST_COMPARED, ROUNDED = 200, 1e-5
 """Of so many columns pairs are compared; two are one but for rounding if their correlation is nearer to 1 than this."""
 SAME = 1e-9
 """A column is the label in another unit if their correlation is nearer to 1 than this."""
+MOST_NAMED = 3
 FILLER_DATES = frozenset(
     ((1, 1, 1), (1753, 1, 1), (1899, 12, 30), (1899, 12, 31), (1900, 1, 1), (1970, 1, 1), (2099, 12, 31), (9999, 12, 31))
 )
@@ -83,8 +85,14 @@ def column_remarks(
         warned, noted = client_remarks(columns, numbers, client[1], client[2], own, swapped)
         warnings += warned
         notes += noted
+        notes += filter(None, [copied_rows(numbers, label[1], client[1], client[2])])
     notes += relation_notes(numbers, label[1], client[1], client[2])
+    still = [name for name, cells in columns.items() if len(cells) >= FEW and not nested(cells[0]) and all(c == cells[0] for c in cells)]
+    if still:
+        notes.append(_one_value(still, columns))
     for name, cells in columns.items():
+        if name in still:
+            continue
         warned, noted = _remarks_of_cells(name, cells, numbers.get(name), label, client[1])
         warnings += warned
         notes += noted
@@ -127,8 +135,6 @@ def _remarks_of_cells(
     """Warnings and notes of the cells of a column beside the label and the client; `values` (rows,) if they are numbers."""
     if len(cells) < FEW or nested(cells[0]):
         return [], []
-    if all(cell == cells[0] for cell in cells):
-        return [], [f"column {name!r} has one value only, {shown(cells[0])}, so it tells nothing"]
     warnings, notes = list[str](), list[str]()
     if values is not None and np.nanmax(np.abs(values), initial=0.0) > EXACT and len({*cells}) > len(np.unique(values)):
         warnings.append(
@@ -153,6 +159,14 @@ def _remarks_of_cells(
             f"column {name!r} names the client: each of its values is at one client; leave it out, or models learn who somebody is"
         )
     return warnings, notes
+
+
+def _one_value(still: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> str:
+    """A note of the columns with one value each, in one line: images have many."""
+    if len(still) == 1:
+        return f"column {still[0]!r} has one value only, {shown(columns[still[0]][0])}, so it tells nothing"
+    some = ", ".join(map(repr, still[:MOST_NAMED])) + (", …" if len(still) > MOST_NAMED else "")
+    return f"{len(still)} columns ({some}) have one value each, so they tell nothing"
 
 
 def _of_places(values: Array, numbers: Numbers, clients: Array | None) -> bool:

@@ -1,4 +1,5 @@
-"""Rows of a table that are no samples: the header again, units or a note among numbers, totals and means of the other rows."""
+"""Rows of a table that are no samples: the header again, units or a note among numbers, totals and means of the other rows, and
+rows of one client that come again at another."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from ..errors import InputError
 from ..types import Array
 from .columns import cell_name, is_blank
 
-__all__ = ["check_rows", "total_row", "total_rows"]
+__all__ = ["check_rows", "copied_rows", "total_row", "total_rows"]
 
 MOSTLY = 0.9
 """A column is one of numbers if this share of its cells are, blanks apart."""
@@ -22,6 +23,11 @@ EXACT, NEARLY = 1e-6, 0.012
 """A total equals the sum of other rows to within this share; a mean, which is often rounded, to so many deviations."""
 FEWEST_COLUMNS = 4
 """A row that is a mean in fewer columns is so by chance."""
+FEWEST_COPIED, FEWEST_DIFFERENT, COPIED, ELSEWHERE = 20, 10, 0.8, 0.3
+"""Rows of a client that another client has, too: how many, different ones, their share, and the largest share of any other two."""
+MOST_CLIENTS, MOST_OWNERS = 1000, 8
+"""Clients that are compared. Rows that more of them have are usual."""
+FEWEST_CLIENTS = 4
 MANY, SOME = 20, 1000
 """Columns with more different values than `MANY`, in `SOME` rows, are looked at."""
 
@@ -94,3 +100,37 @@ def total_rows(numbers: Mapping[str, Array], clients: Array | None) -> tuple[lis
             if found.any() and found.sum() <= len(np.unique(owners)):
                 return np.flatnonzero(found).tolist(), what
     return [], ""
+
+
+def copied_rows(numbers: Mapping[str, Array], labels: Array, clients: Array, names: Sequence[str]) -> str:
+    """A note of a client whose rows come again at another, where no other two clients have much in common; "" without.
+
+    Whole rows of numbers and label are compared. Columns of few values repeat at any two clients, and say nothing.
+
+    Args:
+        numbers: columns (rows,), NaN for blanks. labels: (rows,). clients: each row's client (rows,). names: the clients' names.
+    """
+    owned, owners = np.unique(clients, return_inverse=True)
+    if not numbers or not FEWEST_CLIENTS <= len(owned) <= MOST_CLIENTS:
+        return ""
+    table = np.column_stack([np.nan_to_num(column, nan=np.inf) for column in (*numbers.values(), labels.astype(np.float64))])
+    kinds = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    both, counts = np.unique(kinds * len(owned) + owners, return_counts=True)  # a row's kind and client, once
+    kind, client = both // len(owned), both % len(owned)
+    begins = np.flatnonzero(np.diff(kind, prepend=-1))
+    several = np.flatnonzero(np.diff(np.append(begins, len(kind))) > 1)
+    common, different = (np.zeros((len(owned), len(owned)), np.int64) for _ in range(2))
+    ends = np.append(begins, len(kind))
+    for i, j in zip(begins[several].tolist(), ends[several + 1].tolist(), strict=True):
+        if j - i <= MOST_OWNERS:
+            here = np.ix_(client[i:j], client[i:j])
+            common[here] += np.minimum(counts[i:j, None], counts[i:j])
+            different[here] += 1
+    np.fill_diagonal(common, 0)
+    shares = common / np.bincount(owners, minlength=len(owned))[:, None]
+    one, other = map(int, np.unravel_index(np.argmax(shares), shares.shape))
+    rows, share = int(common[one, other]), float(shares[one, other])
+    shares[one, other] = shares[other, one] = 0.0
+    if rows < FEWEST_COPIED or share < COPIED or shares.max() > ELSEWHERE or different[one, other] < FEWEST_DIFFERENT:
+        return ""
+    return f"{rows} rows of client {names[owned[one]]!r} are at client {names[owned[other]]!r}, too, {share:.0%} of its rows; is it a copy?"

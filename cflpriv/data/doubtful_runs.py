@@ -23,6 +23,8 @@ MOST_RUNS = 3
 """So many sensors may have stopped."""
 IN_ORDER = 0.98
 """A column with so many steps in one direction is sorted, and values that occur often stand together."""
+APART = 0.25
+"""A 0 is so many medians of the other values below the least of them."""
 FEWEST_FILLED, MANY_LEVELS, ATOM, MOST_ELSEWHERE = 10, 20, 3, 0.2
 """A filled value: so many rows, in a column of so many values, so many times the share of any value elsewhere, with a share below the last
 one."""
@@ -74,8 +76,12 @@ def repeated_in_a_run(values: Array, begins: Array) -> list[Repeated]:
     return []
 
 
-def filled_in(own: ClientValues) -> Repeated | None:
-    """A value that fills many rows of one client, in any order, in a column where no client has any value that often."""
+def filled_in(own: ClientValues, values: Array, clients: Array) -> Repeated | None:
+    """A value that fills many rows of one client, in any order, in a column (rows,) where no client has any value that often.
+
+    A sensor's range may end at the least or largest value, and counts begin at 0. So of these only a 0 is named which no other client has,
+    and which is apart from all other values.
+    """
     if len(own.clients) < FEWEST_CLIENTS or own.levels < MANY_LEVELS:
         return None
     shares = own.often / own.sizes
@@ -85,7 +91,14 @@ def filled_in(own: ClientValues) -> Repeated | None:
     if count < FEWEST_FILLED or share < ATOM * elsewhere or elsewhere > MOST_ELSEWHERE or count == rows:
         return None
     bound = share * np.log(share / elsewhere) + (1 - share) * np.log((1 - share) / (1 - elsewhere))
-    if own.usual[odd] in own.ends:  # a sensor's range may end there, and counts begin there
+    if own.usual[odd] in own.ends and not (own.usual[odd] == 0 == own.ends[0] and _zero_apart(values, int(own.clients[odd]), clients)):
         return None
     sure = np.log(len(shares) * rows) - rows * bound < np.log(BY_CHANCE)
     return Repeated(float(own.usual[odd]), count, int(own.clients[odd])) if sure else None
+
+
+def _zero_apart(values: Array, client: int, clients: Array) -> bool:
+    """Whether only one client has zeros, and all other values are above, by a good part of their median and by more than a step."""
+    others = values[np.isfinite(values) & (values != 0)]
+    least, whole = float(others.min()), bool((others == np.trunc(others)).all())
+    return bool((clients[values == 0] == client).all()) and least > max(APART * float(np.median(others)), 2.0 if whole else 0.0)

@@ -214,8 +214,8 @@ def values_of_clients(column: Array, clients: Array) -> ClientValues:
     return ClientValues(owners[begins], values[begins], quartiles, sizes, most[large], often[large], levels, ends)
 
 
-def client_units(own: ClientValues) -> list[Mixed]:
-    """The clients, fewer than all others, whose values are in another unit; several units are several entries.
+def client_units(own: ClientValues, most: float = MINORITY) -> list[Mixed]:
+    """The clients, up to a share `most` of all, whose values are in another unit; several units are several entries.
 
     Of clients whose medians, or their logarithms, are drawn from one normal distribution, this happens with a probability below 3 % a
     column (trials with 4 to 20 clients); if they differ by no more than their rows do, below 1e-3.
@@ -223,7 +223,7 @@ def client_units(own: ClientValues) -> list[Mixed]:
     if len(own.clients) < FEWEST_CLIENTS:
         return []
     for logged in (True, False) if own.least.min() > 0 else (False,):
-        if odd_clients := _odd_clients(own, logged):
+        if odd_clients := _odd_clients(own, logged, most):
             return [Mixed(step, int(own.sizes[odd].sum()), tuple(own.clients[odd].tolist())) for odd, step in odd_clients]
     return []
 
@@ -271,7 +271,7 @@ def clients_apart(own: ClientValues) -> tuple[int, ...]:
     return ()
 
 
-def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]]:
+def _odd_clients(own: ClientValues, logged: bool, most: float) -> list[tuple[Array, UnitStep]]:
     """Clients, by place, whose medians are apart from those of all others by the step of a unit, and the step.
 
     If clients are apart by no such step, the column differs among clients, and no step means anything.
@@ -288,7 +288,7 @@ def _odd_clients(own: ClientValues, logged: bool) -> list[tuple[Array, UnitStep]
         odd = _Side(float(np.median(middles[few])), float(np.median(spreads[few])), int(own.sizes[few].sum()))
         between = float(np.std(middles[many]) * (1 / len(few) + 1 / len(many)) ** 0.5)
         step = _step(odd, rest, logged, CLIENT_APART, between) or _curve(np.median(own.quartiles[few], axis=0), odd, rest, logged, between)
-        if step is None or not _sure(step, sum(map(len, others)), len(middles)):
+        if step is None or not _sure(step, sum(map(len, others)), len(middles), most):
             return []
         odd_clients.append((few, step))
     return odd_clients
@@ -304,9 +304,9 @@ def _wide(rarer: float, clients: int) -> float:
     return float(GAP * rarer ** (1 / (clients - 1)))
 
 
-def _sure(step: UnitStep, few: int, clients: int) -> bool:
+def _sure(step: UnitStep, few: int, clients: int, most: float) -> bool:
     """Whether few clients have a step, or it is one that hardly a change of the world makes."""
-    return few <= MINORITY * clients or step.factor >= FACTOR_SURE
+    return few <= most * clients or step.factor >= FACTOR_SURE
 
 
 def _curve(quartiles: Array, few: _Side, many: _Side, logged: bool, between: float) -> UnitStep | None:

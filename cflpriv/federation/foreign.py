@@ -20,7 +20,7 @@ class Foreign:
     are flat vectors are float32 or float64.
     """
 
-    KINDS: ClassVar[Mapping[str, Parts]] = {"train": {"update": "summed"}, "signature": {"signature": "compared"}}
+    KINDS: ClassVar[Mapping[str, Parts]] = {"train": {"update": "summed", "loss": "measure"}, "signature": {"signature": "compared"}}
     """Function -> the kinds of its parts. Parts of other functions are "summed", the strictest kind."""
 
     name: str

@@ -21,7 +21,7 @@ from ..state_checks import (
 from ..types import Array
 
 __all__ = [
-    "FEWEST_NUMBERS", "Layout", "diverges", "example_doubts", "group_doubts", "initial_doubt", "mean_doubts", "named",
+    "FEWEST_NUMBERS", "Layout", "cut_parts", "diverges", "example_doubts", "group_doubts", "initial_doubt", "mean_doubts", "named",
     "untouched_statistics",
 ]  # fmt: skip
 
@@ -37,6 +37,8 @@ LONGER, SHORTER = 10.0, 1e-4
 """An update is odd beyond so many lengths of the upper quartile of the others' updates, and below this share of the lower quartile."""
 MUCH = 0.3
 """and where a long one is longer than this share of the model."""
+FEWEST_LONG, SHARE_LONG = 2, 1 / 3
+"""Long updates of a client that are named, and their share of its updates."""
 MULTIPLE = 5.0
 """What came back is a multiple of the model sent from this factor on; training far may double a model."""
 NEARER = 0.5
@@ -63,7 +65,7 @@ def _is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in STATISTICS
 
 
-def _parts(vector: Array, layout: Layout) -> dict[str, Array]:
+def cut_parts(vector: Array, layout: Layout) -> dict[str, Array]:
     """A vector's arrays by name, in their shapes."""
     parts, start = {}, 0
     for name, shape, _ in layout:
@@ -102,7 +104,7 @@ def mean_doubts(model: Array, update: Array, layout: Layout = ()) -> list[str]:
 
 def _exchanged(model: Array, update: Array, layout: Layout) -> str:
     """Arrays that came back in the place of others of the same shape, or transposed."""
-    sent, moved = (_parts(np.asarray(vector, np.float64), layout) for vector in (model, update))
+    sent, moved = (cut_parts(np.asarray(vector, np.float64), layout) for vector in (model, update))
     own = {name: float(np.linalg.norm(moved[name])) for name in sent if sent[name].size >= FEWEST_VALUES and moved[name].any()}
     back = {name: sent[name] + moved[name] for name in own}
     for name in own:
@@ -119,7 +121,7 @@ def _exchanged(model: Array, update: Array, layout: Layout) -> str:
 
 def initial_doubt(model: Array, layout: Layout) -> str:
     """A sentence if all weights of a model of several layers are zero at the start, so that they have no gradient."""
-    weights = [part for (_, shape, _), part in zip(layout, _parts(model, layout).values(), strict=True) if len(shape) > 1]
+    weights = [part for (_, shape, _), part in zip(layout, cut_parts(model, layout).values(), strict=True) if len(shape) > 1]
     if len(weights) < 2 or any(part.any() for part in weights):
         return ""
     return "all weights of initial_arrays are zero; layers behind each other then have no gradient: draw them at random"
@@ -129,7 +131,7 @@ def untouched_statistics(model: Array, update: Array, layout: Layout) -> str:
     """A sentence if running statistics of normalisation are as they were made, and clients return them so while other arrays move."""
     if not update.any():
         return ""
-    sent, moved = _parts(model, layout), _parts(update, layout)
+    sent, moved = cut_parts(model, layout), cut_parts(update, layout)
     still = [
         name for name in sent
         if _is_statistic(name) and not moved[name].any() and np.all(sent[name] == name.endswith(STATISTICS[1]))
@@ -145,11 +147,21 @@ def untouched_statistics(model: Array, update: Array, layout: Layout) -> str:
 # --- the updates of a round -----------------------------------------------------------------------------------------------------------
 
 
-def group_doubts(model: Array, updates: Mapping[int, Array], layout: Layout, moved: set[int], alone: bool = True) -> list[str]:
+def group_doubts(
+    model: Array,
+    updates: Mapping[int, Array],
+    layout: Layout,
+    moved: set[int],
+    alone: bool = True,
+    long: dict[int, list[bool]] | None = None,
+) -> list[str]:
     """What is odd of single `updates` (d,) by client, which began at one `model` (d,), as sentences.
 
-    `moved`: the clients whose update of this round or of an earlier one is not zero; those of this round are added.
-    `alone`: ask `mean_doubts` of each.
+    Args:
+        moved: the clients whose update of this round or of an earlier one is not zero; those of this round are added.
+        alone: ask `mean_doubts` of each.
+        long: whether each client's update was far longer than the others' in each round so far, which is kept up to date. A client is named
+            for `FEWEST_LONG` such rounds, `SHARE_LONG` of its rounds: SGD may jump once. None: this round decides.
     """
     if len(model) < FEWEST_NUMBERS:
         return []
@@ -166,7 +178,7 @@ def group_doubts(model: Array, updates: Mapping[int, Array], layout: Layout, mov
     doubts += [f"{named(clients)}: {words}" for words, clients in by_words.items()]
     doubts += _alike(model, moving) + _coarse(model, moving)
     if several:
-        doubts += _lengths(model, moving, layout) + _partial(moving, layout)
+        doubts += _lengths(model, moving, layout, long) + _partial(moving, layout)
     return doubts
 
 
@@ -198,14 +210,14 @@ def _coarse(model: Array, updates: Mapping[int, Array]) -> list[str]:
     return [f"{named(coarse)}: returned models of at most {FEW_DIFFERENT} different numbers; are arrays rounded?"] if coarse else []
 
 
-def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout) -> list[str]:
+def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout, long: dict[int, list[bool]] | None) -> list[str]:
     """Updates that are far longer or shorter than the others', but for running statistics, which may be of any size.
 
     Where the others have nothing left to learn, any update is far longer. So a long one must also change a good part of the model.
     """
 
     def length(vector: Array) -> float:
-        return float(np.sqrt(sum(np.square(part).sum() for name, part in _parts(vector, layout).items() if not _is_statistic(name))))
+        return float(np.sqrt(sum(np.square(part).sum() for name, part in cut_parts(vector, layout).items() if not _is_statistic(name))))
 
     norms, part_of_model = {client: length(update) for client, update in updates.items()}, MUCH * length(model)
     doubts = []
@@ -214,7 +226,11 @@ def _lengths(model: Array, updates: Mapping[int, Array], layout: Layout) -> list
         if len(others) + 1 < FEWEST_CLIENTS:
             continue
         low, high = np.quantile(others, [0.25, 0.75])
-        if norm > max(LONGER * high, part_of_model) or norm < SHORTER * low:
+        is_long = norm > max(LONGER * high, part_of_model)
+        rounds = [True] * FEWEST_LONG if long is None else long.setdefault(client, [])
+        rounds.append(is_long)
+        often = sum(rounds) >= max(FEWEST_LONG, SHARE_LONG * len(rounds))
+        if (is_long and often) or norm < SHORTER * low:
             doubts.append(
                 f"client {client}: its update is {norm / float(np.median(others)):.3g} times as long as the others'; has it their learning "
                 "rate, loss and scale of samples?"
@@ -226,7 +242,7 @@ def _partial(updates: Mapping[int, Array], layout: Layout) -> list[str]:
     """Clients that return arrays as they were sent where all others changed them."""
     still: dict[int, list[str]] = {}
     zero = {
-        client: [name for name, part in _parts(u, layout).items() if part.size >= FEWEST_VALUES and not part.any()]
+        client: [name for name, part in cut_parts(u, layout).items() if part.size >= FEWEST_VALUES and not part.any()]
         for client, u in updates.items()
     }
     for client, names in zero.items():

@@ -38,6 +38,8 @@ EXAMPLES = "num-examples"
 """The metric by which Flower's strategies weigh updates."""
 SERVER_ROUND = "server-round"
 """The setting with the number of the round in Flower's strategies, from 1."""
+LOSSES = ("train_loss", "train-loss", "loss")
+"""The metrics that are read as the loss of a training, the first that there is."""
 KEPT_EXAMPLES = "examples"
 """The store's name for the number of examples of the last training."""
 KEPT_RESULTS, MOST_RESULTS, DIGEST, MOST_COMPARED = "results", 256, 16, 4096
@@ -156,7 +158,8 @@ def cflpriv_mod(
                 _check_new(store, start, back)
             _keep_examples(store, reply.content)
             norm = dict(task.config).get(CLIP)
-            return {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
+            sent = {"update": clip(update, float(norm)).astype(update.dtype) if norm else update}
+            return {part: sent.get(part, _loss(reply.content)) for part in task.asked}
 
         def sign(task: Foreign, params: Mapping[str, Any]) -> Mapping[str, Array]:
             if signature is None:
@@ -214,6 +217,14 @@ def _keep_examples(store: Store, content: RecordDict) -> None:
         count = record.get(EXAMPLES) if isinstance(record, MetricRecord) else None
         if isinstance(count, int | float) and 1 <= count < float("inf"):
             store.put(KEPT_EXAMPLES, str(round(count)).encode())
+
+
+def _loss(content: RecordDict) -> Array:
+    """1 and the loss that a train function returned among its metrics; zeros if it returned none that is finite."""
+    metrics = [record for record in content.values() if isinstance(record, MetricRecord)]
+    losses = [record[name] for record in metrics for name in LOSSES if name in record]
+    value = losses[0] if losses else None
+    return np.array([1.0, value] if isinstance(value, int | float) and np.isfinite(value) else [0.0, 0.0], np.float32)
 
 
 def _examples(store: Store) -> int:

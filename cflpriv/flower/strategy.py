@@ -40,6 +40,7 @@ from ..protocols.keys import Roster
 from ..protocols.mechanisms import gaussian
 from ..protocols.orthonormal import TRANSFORMS
 from ..protocols.secagg.vectors import largest_levels
+from .doubtful_signatures import signature_doubt
 from .doubtful_updates import initial_doubt, named
 from .mod import CLIP, cut, flat, layout_of
 from .seen import Seen, Watch
@@ -50,8 +51,6 @@ __all__ = ["ClusteredAveraging", "ClusteredResult"]
 SIGNATURE = Foreign("signature", ("signature",))
 MOST_OF_ONE = 0.9
 """A warning is given if one client of three or more has more than this share of the weight."""
-SAME_ANGLE = 0.1
-"""Degrees. Signatures that are nearer than this are the same."""
 MOST_ROUNDED = 0.1
 """A warning is given if rounding in secure sums may add more than this share to the length of a mean update."""
 log = logging.getLogger("cflpriv.flower")
@@ -63,9 +62,10 @@ class ClusteredResult:
     added.
 
     A round's record: "round"; "skipped", why it has no sum, or None; "trained", the clients whose updates are in a sum; "clipped_clients",
-    those whose values were cut off or of no use; "rounding", the share of a mean's length that secure sums may have added; "zero_sums", how
-    many are zero; "largest_share" of the examples that one client has; "doubts" about means; "clusters_without_a_sum"; "refusals", (client,
-    stage, error code); "metrics". `warnings` are for people, each once. `notes`: what differs from stock FedAvg in this run.
+    those whose values were cut off or of no use; "train_loss" by cluster, None where it is not seen; "rounding", the share of a mean's
+    length that secure sums may have added; "zero_sums", how many are zero; "largest_share" of the examples that one client has; "doubts"
+    about means; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings` are for people, each once.
+    `notes`: what differs from stock FedAvg in this run.
     """
 
     labels: dict[int, int]
@@ -156,7 +156,7 @@ class ClusteredAveraging:
         config = tuple((str(key), value) for key, value in (train_config or {}).items() if isinstance(value, bool | int | float | str))
         if self.clip_norm:
             config = (*config, (CLIP, self.clip_norm))
-        task = Foreign("train", ("update",), layout, config)
+        task = Foreign("train", self._asked, layout, config)
         transport = GridTransport(
             grid, deadline_seconds=self.deadline_seconds, compute_seconds=self.train_seconds, message_type=self.message_type
         )
@@ -176,10 +176,11 @@ class ClusteredAveraging:
         first = Shared(start)
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
-        result = ClusteredResult(labels, [], evidence=evidence, notes=[*self._notes(), *_unsent(train_config)])
+        result = ClusteredResult(labels, [], evidence=evidence, notes=self._notes())
+        _warn(result, "train_config", _unsent(train_config))
         _warn(result, "initial_arrays", initial_doubt(start, layout))
         _warn(result, "signatures", _refused(federation.refusals))
-        _warn(result, "signatures", _alike(evidence, len(models)))
+        _warn(result, "signatures", signature_doubt(evidence, len(models), seen.signature))
         watch = Watch(seen, layout, self.seed)
         for number in range(num_rounds):
             before = len(federation.refusals)
@@ -191,7 +192,7 @@ class ClusteredAveraging:
             try:
                 cohort = [client for client in federation.cohort(labels) if client in labels]
                 held = federation.compute(task, {"model": models}, which=labels, on=cohort)
-                means = federation.mean(held["update"], self._weighed, labels, len(models))
+                means = federation.mean(held, self._weighed, labels, len(models))
                 doubts = watch.doubts(
                     [model.value() for model in models],
                     [None if mean is None else mean.parts["update"].value() for mean in means],
@@ -222,11 +223,18 @@ class ClusteredAveraging:
     def _contract(self, task: Foreign, rounds: int) -> Contract:
         """What clients are asked for: their signature once where clusters are found, and one training a round, whose update is summed."""
         signatures = () if self.k == 1 else (request(SIGNATURE, {"signature": "gram"}),)
+        training = request(task, dict.fromkeys(task.asked, "sum"))
         return make_contract(
             run=self.name, algorithm="clustered_averaging", settings={"k": self.k, "beta": self.beta}, rounds=rounds, seed=self.seed,
-            schedule=Schedule(signatures, (request(task, {"update": "sum"}),)), protection=self.protection, privacy=Privacy(),
+            schedule=Schedule(signatures, (training,)), protection=self.protection, privacy=Privacy(),
             roster=self.roster, weights="equal" if self.protection.secure else self._weighed,
         )  # fmt: skip
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """What clients return of a training: its loss, too, where single updates are seen and nothing but the mean is made of them."""
+        plain = not (self.protection.sums.hides or self.noise_multiplier) and self.protection.robust == "none"
+        return ("update", "loss") if plain else ("update",)
 
     @property
     def _alike(self) -> str:
@@ -261,6 +269,7 @@ class ClusteredAveraging:
             "trained": sum(mean.count for mean in made), "clipped_clients": sum(mean.clipped for mean in made),
             "zero_sums": sum(not mean.parts["update"].value().any() for mean in made),
             "rounding": max((mean.rounding for mean in made), default=0.0),
+            "train_loss": [_mean_loss(mean) for mean in means],
             "largest_share": max((mean.largest for mean in made if mean.count > 2), default=0.0),
             "clusters_without_a_sum": [i for i, mean in enumerate(means) if mean is None],
         }  # fmt: skip
@@ -358,12 +367,10 @@ class ClusteredAveraging:
         return bool(limited and self.accountant is not None and self.accountant.would_exceed(self._event(federation)))
 
 
-def _alike(evidence: Mapping[str, Any] | None, clusters: int) -> str:
-    """A warning if all signatures are the same, so that clusters mean nothing; empty if they are not, or if distances are not seen."""
-    distance = None if evidence is None else evidence.get("distance")
-    if clusters < 2 or distance is None or float(np.max(distance)) > SAME_ANGLE:
-        return ""
-    return "all clients' signatures are the same, so their clusters mean nothing; is the signature made of each client's own data?"
+def _mean_loss(mean: GroupMean | None) -> float | None:
+    """The mean loss of the training of clients that state one, weighed as their updates are; None without any, and where it is not seen."""
+    share, loss = (0.0, 0.0) if mean is None or "loss" not in mean.parts else map(float, mean.parts["loss"].value())
+    return loss / share if share else None
 
 
 def _silent(cohort: Sequence[int], labels: Mapping[int, int], means: Sequence[GroupMean | None]) -> list[int]:
@@ -371,10 +378,10 @@ def _silent(cohort: Sequence[int], labels: Mapping[int, int], means: Sequence[Gr
     return [client for client in cohort if (mean := means[labels[client]]) is not None and client not in mean.contributors]
 
 
-def _unsent(config: ConfigRecord | None) -> list[str]:
-    """A note of the settings of training that clients are not sent."""
+def _unsent(config: ConfigRecord | None) -> str:
+    """A warning of the settings of training that clients are not sent; empty if all are."""
     names = [str(key) for key, value in (config or {}).items() if not isinstance(value, bool | int | float | str)]
-    return [f"train_config: {', '.join(map(repr, names))} are not sent to clients, since only single values are"] if names else []
+    return f"{', '.join(map(repr, names))} are not sent to clients, since only single values are" if names else ""
 
 
 def _metrics(made: Any) -> dict[str, Any] | None:

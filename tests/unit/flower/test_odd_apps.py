@@ -217,9 +217,9 @@ def test_what_a_server_app_gives_wrongly_is_one_line(given: dict[str, Any], word
         result_of(tmp_path, **{"rounds": 1, **given})
 
 
-def test_settings_that_are_not_sent_are_noted(tmp_path: Path) -> None:
+def test_settings_that_are_not_sent_are_warned_of(tmp_path: Path) -> None:
     result = result_of(tmp_path, rounds=1, train_config=ConfigRecord({"lr": 0.5, "layers": [1, 2]}))
-    assert result.notes == ["train_config: 'layers' are not sent to clients, since only single values are"]
+    assert result.warnings == ["train_config: 'layers' are not sent to clients, since only single values are"]
 
 
 def test_two_nodes_with_one_identity_are_named(tmp_path: Path) -> None:
