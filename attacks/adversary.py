@@ -225,7 +225,7 @@ def view_of(
 
 
 def _before(seen: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
-    """The initial models, which are public, for a client whose first models are trained ones; nothing for others."""
+    """The public initial models, for a client whose first models are trained ones; nothing for others."""
     first = _initial(messages)
     own = next((message.index for message in seen if message.operation == "compute" and _sizes(message)), None)
     if own is None or own in {message.index for message in first}:

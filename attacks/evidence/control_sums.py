@@ -8,7 +8,7 @@ determine the sum of each group of clients: a client with a number of its own is
 Source: linear algebra. Not read: sums weighted by numbers of samples, global rates other than 1, and cohorts with three or more numbers of
 steps. Two equations do not determine three sums. They weigh label shares by K and alike, but even exact ones leave an L1 of 1.39 for nine
 clients of three among ten labels (1.41 without the second, 1.42 without a view), and readings err by .1 to .3. Later rounds add nothing:
-who took part before moves by the change of its gradients, in which labels cancel.
+who took part before moves by the change of its gradients, and labels cancel there.
 """
 
 from collections.abc import Sequence

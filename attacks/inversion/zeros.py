@@ -311,8 +311,10 @@ def pools_in(case: Case, view: AdversaryView, model: Model, feature: Feature) ->
 
 
 def _moved_before(view: AdversaryView, model: Model, feature: Feature) -> dict[int, Array]:
-    """By round the features (count,) bool by which anything that clients were sent up to it differs from the first model; of a released
-    model, which comes after all rounds, nothing is known."""
+    """By round the features (count,) bool whose parameters differ from the first model's in anything that clients were sent up to it.
+
+    Nothing for a released model: it comes after all rounds.
+    """
     moved, by_round = np.zeros(feature.count, bool), dict[int, Array]()
     first: Array | None = None
     for message in view.select("compute", "parameters") if view.adversary != "released" else ():

@@ -182,7 +182,7 @@ def trained_reader(step: ClientStep, prior: Prior, model: Model, count: int) -> 
 
 
 def is_read_better(step: ClientStep, prior: Prior, model: Model, count: int) -> bool:
-    """Whether `trained_reader` errs less than `reader_of`, in means over own clients of which it knows nothing.
+    """Whether `trained_reader` errs less than `reader_of`, in means over own clients that it was not made from.
 
     A response is learned from the clients that have a label, so that of many labels it is noise.
     """

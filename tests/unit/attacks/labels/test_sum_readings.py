@@ -12,7 +12,7 @@ from cflpriv.attacks.labels.label_sums import affordable_clients, distinct_sums,
 from cflpriv.types import ClientData, Population
 
 
-def clients_of(classes: int, labels: int) -> Population:
+def normal_clients(classes: int, labels: int) -> Population:
     """Eight clients with so many labels each, of normal features around a centre for each class."""
     people = []
     centres = np.random.default_rng(3).normal(size=(classes, 12))
@@ -24,16 +24,16 @@ def clients_of(classes: int, labels: int) -> Population:
     return Population("normal", tuple(people), (0,) * 8, classes, (0.0,), (1.0,), ())
 
 
-def scene(classes: int, labels: int, epochs: int) -> Case:
+def summed_scene(classes: int, labels: int, epochs: int) -> Case:
     training = {"rounds": 3, "participation": 0.5, "batch_size": 8, "epochs": epochs, "lr": 0.2}
     made = config({"name": "fedavg"}, {"sum": "secagg"}, training=training, model={"normalise": False})
-    return case_of(fresh_scene(made, clients_of(classes, labels), made.training.rounds, QUICK), "server", QUICK)
+    return case_of(fresh_scene(made, normal_clients(classes, labels), made.training.rounds, QUICK), "server", QUICK)
 
 
 @pytest.mark.parametrize(("classes", "labels", "epochs", "better"), [(100, 8, 1, False), (4, 2, 8, True)])
 def test_sums_are_read_by_what_errs_less(classes: int, labels: int, epochs: int, better: bool) -> None:
     """Own clients cannot tell what each of 100 labels does, but they drift over many steps as the run's clients do."""
-    seen = scene(classes, labels, epochs)
+    seen = summed_scene(classes, labels, epochs)
     model = public_model(seen.prior)
     sums = distinct_sums(steps_in(seen.view, model.dimension, seen), seen.prior)
     count = affordable_clients(sums, seen.prior, model)
