@@ -37,6 +37,7 @@ from .bounded_range import Choices, bounded_range_deltas, bounded_range_kinds, b
 from .copies import check_own
 from .events import EVENTS, AllocatedGaussianEvent, ChoiceEvent, Event, GaussianEvent, Relation, SampledGaussianEvent
 from .mechanisms import gaussian_delta, gaussian_epsilon
+from .sampled_losses import sampled_pld, sampled_renyi
 
 __all__ = ["Accountant", "calibrate", "covers", "delta_of", "deltas_of", "epsilon_of", "epsilon_of_renyi", "renyi_of"]
 
@@ -377,6 +378,8 @@ def _choices_pld(choices: Choices, interval: float) -> Any:
 def _sampled_pld(z: float, q: float, steps: int, relation: Relation, interval: float) -> Any:
     if steps > 1:
         return _sampled_pld(z, q, 1, relation, interval).self_compose(steps)
+    if relation == "add_remove" and q < 1:
+        return sampled_pld(z, q, interval)
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     neighbours = pld.NeighborRel.ADD_OR_REMOVE_ONE if relation == "add_remove" else pld.NeighborRel.REPLACE_ONE
@@ -429,40 +432,12 @@ def _rdp(bill: _Bill) -> NDArray[np.float64]:
     orders = np.array(ORDERS, dtype=np.float64)
     total = orders * bill.precision / 2
     for z, q, steps in bill.sampled:
-        total = total + steps * (_sampled_rdp(z, q) if bill.relation == "add_remove" else _replaced_rdp(z, q))
+        total = total + steps * (sampled_renyi(z, q, ORDERS) if bill.relation == "add_remove" else _replaced_rdp(z, q))
     for z, batches, passes in bill.allocated:
         total = total + passes * allocated_renyi(z, batches, ORDERS)
     for epsilon, count in bill.choices:
         total = total + count * np.minimum(epsilon, orders * epsilon**2 / 8)  # range ε is ε²/8-concentrated (Cesar & Rogers 2021)
     return np.where(np.isnan(total), np.inf, total)  # of noise so small that it underflows; a NaN would pass for nothing spent
-
-
-@lru_cache(maxsize=256)
-def _sampled_rdp(z: float, q: float) -> NDArray[np.float64]:
-    """Of the law with the record from that without it, at each of `ORDERS` (Mironov, Talwar & Zhang 2019, section 3.3), rounded upwards.
-
-    Binomial probabilities add up to 1, so of each moment the 1 is taken off term by term, and small divergences keep their digits.
-    """
-    order, hits, chosen, firsts = _moment_terms()
-    with np.errstate(over="ignore", invalid="ignore"):  # of noise so small that it underflows
-        exponent = np.maximum(hits * (hits - 1) * (np.float64(z) ** -2 / 2), 1e-300)
-    terms = chosen + hits * math.log(q) + (order - hits) * math.log1p(-q) + exponent + np.log(-np.expm1(-exponent))
-    peaks = np.maximum.reduceat(terms, firsts)
-    counts = np.diff(firsts, append=len(terms))
-    with np.errstate(invalid="ignore"):  # infinity less itself: `_rdp` makes infinity of it
-        moments = np.logaddexp(0.0, peaks + np.log(np.add.reduceat(np.exp(terms - np.repeat(peaks, counts)), firsts)))
-    return np.asarray(moments * (1 + 1e-9) / (order[firsts] - 1), np.float64)
-
-
-@lru_cache(maxsize=1)
-def _moment_terms() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """For each order α of `ORDERS` and k = 2 … α: α, k and the logarithm of their binomial coefficient (n,); where each order begins."""
-    from scipy.special import gammaln
-
-    order = np.concatenate([np.full(order - 1, float(order)) for order in ORDERS])
-    hits = np.concatenate([np.arange(2.0, order + 1) for order in ORDERS])
-    chosen = gammaln(order + 1) - gammaln(hits + 1) - gammaln(order - hits + 1)
-    return order, hits, chosen, np.cumsum([0, *(order - 1 for order in ORDERS[:-1])])
 
 
 @lru_cache(maxsize=256)

@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_mechanism
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from cflpriv.protocols.accounting import calibrate, epsilon_of, renyi_of
 from cflpriv.protocols.events import ChoiceEvent, GaussianEvent, Relation, SampledGaussianEvent
 from cflpriv.protocols.mechanisms import gaussian_epsilon
+from cflpriv.protocols.sampled_losses import sampled_deltas
 
 
 def cost(z: float, q: float, steps: int, delta: float, relation: Relation = "add_remove") -> float:
@@ -60,6 +62,15 @@ def test_renyi_divergences_of_sampled_steps_are_those_of_dp_accounting(z: float,
     peer = rdp_privacy_accountant.RdpAccountant(orders.astype(int).tolist())
     peer.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 3)
     assert ours == pytest.approx(np.asarray(peer.rdp), rel=1e-6)
+
+
+@pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.53, 2.31e-5), (0.1, 0.3), (5.0, 0.5), (2.0, 1 - 1e-9)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_deltas_of_one_step_are_those_of_dp_accounting(z: float, q: float, turned: bool) -> None:
+    kind = privacy_loss_mechanism.AdjacencyType
+    peer = privacy_loss_mechanism.GaussianPrivacyLoss(z, sampling_prob=q, adjacency_type=kind.ADD if turned else kind.REMOVE)
+    epsilons = np.linspace(-3, 3, 41) * math.log1p(q * math.expm1(1 / z))
+    assert sampled_deltas(z, q, epsilons, turned) == pytest.approx(peer.get_delta_for_epsilon(epsilons), rel=1e-10, abs=1e-15)
 
 
 @pytest.mark.parametrize(("z", "q"), [(50.0, 1e-6), (1.0, 1e-9), (1e5, 0.5), (1e-3, 0.1)])
