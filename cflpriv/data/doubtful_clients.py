@@ -69,7 +69,7 @@ def client_remarks(
             in_units.add(name)
             continue
         for half in client_units(values, MOST_ODD):
-            if not _told_apart(half.clients, name, of_columns):
+            if not _differ_elsewhere(half.clients, name, of_columns):
                 words = f"the values of {shown(sorted(half.clients))} differ from those of the others by {shown_step(half.step)}"
                 notes.append(f"column {name!r}: {words}, and no other column does; are they in another unit?")
                 in_units.add(name)
@@ -108,7 +108,7 @@ def client_remarks(
     return warnings, notes
 
 
-def _told_apart(few: Sequence[int], name: str, of_columns: Mapping[str, ClientValues]) -> bool:
+def _differ_elsewhere(few: Sequence[int], name: str, of_columns: Mapping[str, ClientValues]) -> bool:
     """Whether another column, or none of `FEWEST_OTHERS`, tells about half of the clients from the others, as it would two groups."""
     compared = 0
     for other, own in of_columns.items():

@@ -68,8 +68,8 @@ class Peers:
         if not (grows and 0 < means[0] < min(means[1:]) and later > WORSE * means[0]):
             return ""
         return (
-            f"the training loss rose from {means[0]:.3g} to {later:.3g} on average, and updates become longer: training goes the wrong way; "
-            "do clients return the update with its sign turned, or is the learning rate too large?"
+            f"the training loss rose from {means[0]:.3g} to {later:.3g} on average, and updates grow: training goes the wrong way; do "
+            "clients return the update with its sign turned, or is the learning rate too large?"
         )
 
     def _opposed(self, updates: Mapping[int, Array], layout: Layout) -> list[str]:
