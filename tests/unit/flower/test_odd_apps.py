@@ -361,7 +361,9 @@ def test_a_run_reports_scores_clipping_and_noise(tmp_path: Path) -> None:
     assert any(words.startswith("cluster 0: noise swamps the signal") for words in result.warnings)
 
 
-@pytest.mark.parametrize(("protection", "settings"), [("", {}), (SECURE, {}), ("", {"robust": "geometric_median"})])
+@pytest.mark.parametrize(
+    ("protection", "settings"), [("", {}), (SECURE, {}), ('robust = "geometric_median"', {"robust": "geometric_median"})]
+)
 def test_the_training_loss_is_read_where_only_the_mean_is_made_of_updates(
     tmp_path: Path, protection: str, settings: dict[str, Any]
 ) -> None:
