@@ -32,6 +32,8 @@ ALIKE = 0.5
 RARE = 0.05
 """A client may have one value only by chance if this share of all rows has it."""
 FAR_FROM_0 = 5.0
+RANGES = 0.5
+"""Clients have ranges of their own if their means explain this share of the variance."""
 FEWEST_OTHERS, FEWEST_LEVELS, DIFFERS, LITTLE = 2, 10, 3.0, 0.1
 """Other columns, of so many values, that do not tell clients apart: by so many standard errors, and so many deviations of their rows."""
 MOST_NAMED = 3
@@ -69,7 +71,7 @@ def client_remarks(
             in_units.add(name)
             continue
         for half in client_units(values, MOST_ODD):
-            if not _told_apart(half.clients, name, of_columns):
+            if not _differ_elsewhere(half.clients, name, of_columns):
                 words = f"the values of {shown(sorted(half.clients))} differ from those of the others by {shown_step(half.step)}"
                 notes.append(f"column {name!r}: {words}, and no other column does; are they in another unit?")
                 in_units.add(name)
@@ -92,7 +94,7 @@ def client_remarks(
         still = np.flatnonzero(np.minimum.reduceat(by_client, begins) == np.maximum.reduceat(by_client, begins))
         if 0 < len(still) <= MINORITY * len(begins) and sizes[still].min() >= FEWEST_ROWS and len(np.unique(codes)) > MOST_CODES:
             odd, value = clients[order][begins[still]].tolist(), float(by_client[begins[still[0]]])
-            if (codes == value).sum() <= sizes[still].sum() + RARE * len(codes):
+            if (codes == value).sum() <= sizes[still].sum() + RARE * len(codes) and not _ordered_by(codes, clients, odd):
                 notes.append(f"column {name!r}: all values of {shown(odd)} are {value:g}, and those of others differ")
     for name, cells in columns.items():
         if (odd := _other_codes(cells, numbers.get(name), clients)) is not None:
@@ -108,7 +110,16 @@ def client_remarks(
     return warnings, notes
 
 
-def _told_apart(few: Sequence[int], name: str, of_columns: Mapping[str, ClientValues]) -> bool:
+def _ordered_by(values: Array, clients: Array, but: Sequence[int]) -> bool:
+    """Whether the clients, `but` some, have ranges of a column (rows,) of their own, as where rows are dealt by the column."""
+    others = np.isfinite(values) & ~np.isin(clients, but)
+    own, owners = values[others], clients[others]
+    counts = np.bincount(owners)
+    means = np.bincount(owners, own) / np.maximum(1, counts)
+    return bool(own.std() > 0 and (means[owners]).var() > RANGES * own.var())
+
+
+def _differ_elsewhere(few: Sequence[int], name: str, of_columns: Mapping[str, ClientValues]) -> bool:
     """Whether another column, or none of `FEWEST_OTHERS`, tells about half of the clients from the others, as it would two groups."""
     compared = 0
     for other, own in of_columns.items():

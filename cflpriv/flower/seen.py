@@ -44,7 +44,10 @@ class Seen(Transcript):
 
 @dataclass
 class Watch:
-    """What is odd of the updates of a run, round after round. `seen` has single updates where they are in the clear."""
+    """What is odd of the updates of a run, round after round. `seen` has single updates where they are in the clear.
+
+    `last`: the lengths of the updates of the last round, where they are seen.
+    """
 
     seen: Seen
     layout: Layout
@@ -55,11 +58,13 @@ class Watch:
     moved: set[int] = field(default_factory=set)
     counts: list[dict[int, float]] = field(default_factory=list)
     lengths: dict[int, tuple[float, float]] = field(default_factory=dict)
+    last: list[float] = field(default_factory=list)
 
     def doubts(self, models: Sequence[Array], means: Sequence[Array | None], labels: Mapping[int, int]) -> list[str]:
         """What is odd of a round, as sentences. `models` (d,) were sent to the clients of these `labels`, and moved by `means` (d,)."""
         updates = {client: parts for client, parts in self.seen.take().items() if np.shape(parts.get("update", ())) == models[0].shape}
         counts = {client: float(parts["weight"]) for client, parts in updates.items() if "weight" in parts}
+        self.last = [float(np.linalg.norm(parts["update"])) for parts in updates.values()]
         doubts = list[str]()
         for label, (model, mean) in enumerate(zip(models, means, strict=True)):
             own = {client: np.asarray(parts["update"]) for client, parts in updates.items() if labels[client] == label}

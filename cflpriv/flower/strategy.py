@@ -43,6 +43,7 @@ from ..protocols.secagg.vectors import largest_levels
 from .doubtful_signatures import signature_doubt
 from .doubtful_updates import initial_doubt, named
 from .mod import CLIP, cut, flat, layout_of
+from .scores import clipped_share, noise_over_run, noise_to_signal, useless_models, with_class_scores
 from .seen import Seen, Watch
 from .transport import GridTransport
 
@@ -64,7 +65,9 @@ class ClusteredResult:
     A round's record: "round"; "skipped", why it has no sum, or None; "trained", the clients whose updates are in a sum; "clipped_clients",
     those whose values were cut off or of no use; "train_loss" by cluster, None where it is not seen; "rounding", the share of a mean's
     length that secure sums may have added; "zero_sums", how many are zero; "largest_share" of the examples that one client has; "doubts"
-    about means; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics". `warnings` are for people, each once.
+    about means; "clusters_without_a_sum"; "refusals", (client, stage, error code); "metrics"; with a clip_norm
+    "server_clipped_share" of updates that are seen, and with noise "server_noise_to_signal" by cluster, as `scores.noise_to_signal` says:
+    both from values without noise, for the server alone. `warnings` are for people, each once.
     `notes`: what differs from stock FedAvg in this run.
     """
 
@@ -145,6 +148,9 @@ class ClusteredAveraging:
     ) -> ClusteredResult:
         """Train. `evaluate_fn(round, cluster, arrays)` looks at a cluster's model after each round, on the server.
 
+        With the metric "confusion", k · k counts row by row, the record has balanced accuracy, macro F1, recalls and the majority baseline,
+        too, and models that learned nothing are warned of.
+
         Raises `InputError` if fewer than `clients` answer, or if rounding in a secure sum would more than double the noise.
         """
         layout = layout_of(initial_arrays)
@@ -177,6 +183,8 @@ class ClusteredAveraging:
         longest = self._longest(len(first.value()), len(labels)) if self.noise_multiplier else 0.0
         models = [first] * (max(labels.values()) + 1)
         result = ClusteredResult(labels, [], evidence=evidence, notes=self._notes())
+        if evidence is not None and evidence.get("note"):
+            result.notes.append(f"clusters: {evidence['note']}")
         _warn(result, "train_config", _unsent(train_config))
         _warn(result, "initial_arrays", initial_doubt(start, layout))
         _warn(result, "signatures", _refused(federation.refusals))
@@ -204,7 +212,7 @@ class ClusteredAveraging:
                     model if mean is None else model + self._noised(mean.parts["update"], mean.count, longest)
                     for model, mean in zip(models, means, strict=True)
                 ]
-                row |= self._counted(means) | {"doubts": doubts}
+                row |= self._counted(means) | self._noise_beside(means, watch.last, longest) | {"doubts": doubts}
                 if self.accountant is not None:
                     self.accountant.compose(self._event(federation))
             except (TooFewClients, TrainingDiverged) as error:
@@ -216,9 +224,29 @@ class ClusteredAveraging:
                 results = [evaluate_fn(number, label, cut(model.value(), layout)) for label, model in enumerate(models)]
                 row["metrics"] = [_metrics(one) for one in results]
             result.rounds.append(row)
+        self._end(result)
         result.arrays = [cut(model.value(), layout) for model in models]
         result.epsilon = None if self.accountant is None else self.accountant.get_privacy_spent().epsilon
         return result
+
+    def _noise_beside(self, means: Sequence[GroupMean | None], lengths: Sequence[float], longest: float) -> dict[str, Any]:
+        """What a round's record says of clipping and noise. From means without noise, so no accountant pays for it."""
+        figures: dict[str, Any] = {"server_clipped_share": clipped_share(lengths, self.clip_norm)} if self.clip_norm else {}
+        if self.noise_multiplier:
+            figures["server_noise_to_signal"] = [
+                None if mean is None
+                else noise_to_signal(mean.parts["update"].value(), longest * self.noise_multiplier / mean.count, self.clip_norm)
+                for mean in means
+            ]  # fmt: skip
+        return figures
+
+    def _end(self, result: ClusteredResult) -> None:
+        """Warn of models that learned nothing, and of noise that swamps what clusters could learn."""
+        for words in useless_models(next((row["metrics"] for row in reversed(result.rounds) if "metrics" in row), ())):
+            _warn(result, "evaluate_fn", words)
+        rows = [row["server_noise_to_signal"] for row in result.rounds if "server_noise_to_signal" in row]
+        for label, ratios in enumerate(zip(*rows, strict=True)):
+            _warn(result, f"cluster {label}", noise_over_run([ratio for ratio in ratios if ratio is not None])[1])
 
     def _contract(self, task: Foreign, rounds: int) -> Contract:
         """What clients are asked for: their signature once where clusters are found, and one training a round, whose update is summed."""
@@ -387,7 +415,7 @@ def _unsent(config: ConfigRecord | None) -> str:
 def _metrics(made: Any) -> dict[str, Any] | None:
     """What `evaluate_fn` returned, as a round's record has it."""
     if made is None or isinstance(made, Mapping):
-        return None if made is None else dict(made)
+        return None if made is None else with_class_scores(made)
     raise InputError(f"evaluate_fn: returned {type(made).__name__} ({made!r:.60}), expected a MetricRecord or None")
 
 

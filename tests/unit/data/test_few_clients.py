@@ -17,7 +17,7 @@ NAMES = [f"c{client}" for client in range(CLIENTS)]
 SEEDS = pytest.mark.parametrize("seed", range(5))
 
 
-def table(seed: int, groups: bool = False) -> tuple[dict[str, Array], Array]:
+def patients_of(seed: int, groups: bool = False) -> tuple[dict[str, Array], Array]:
     """Four columns of patients and a label. `groups`: two groups of clients, which differ in all columns."""
     draws = np.random.default_rng([seed, 4])
     z = draws.normal(size=(CLIENTS * ROWS, 4)) + 0.1 * draws.normal(size=(CLIENTS, 4))[OWNERS]
@@ -38,7 +38,7 @@ def notes_of(columns: dict[str, Array]) -> list[str]:
 @SEEDS
 def test_correct_tables_are_not_named(seed: int) -> None:
     for groups in (False, True):
-        columns, labels = table(seed, groups)
+        columns, labels = patients_of(seed, groups)
         assert not notes_of(columns)
         assert not copied_rows(columns, labels, OWNERS, NAMES)
 
@@ -46,7 +46,7 @@ def test_correct_tables_are_not_named(seed: int) -> None:
 @SEEDS
 @pytest.mark.parametrize("name", ["weight", "age", "glucose", "oxygen"])
 def test_zeros_for_blanks_at_one_client_are_named(seed: int, name: str) -> None:
-    columns, _ = table(seed)
+    columns, _ = patients_of(seed)
     columns[name][np.flatnonzero(OWNERS == 3)[::2]] = 0.0
     (note,) = notes_of(columns)
     assert note.startswith(f"column {name!r}: 0 fills 30 rows of client 'c3'")
@@ -56,7 +56,7 @@ def test_zeros_for_blanks_at_one_client_are_named(seed: int, name: str) -> None:
 
 @SEEDS
 def test_another_unit_at_nearly_half_of_the_clients_is_named(seed: int) -> None:
-    columns, _ = table(seed)
+    columns, _ = patients_of(seed)
     columns["weight"] = np.where(OWNERS % 2 == 1, columns["weight"] * 2.2046, columns["weight"]).round(1)
     (note,) = notes_of(columns)
     assert "column 'weight': the values of clients 'c1', 'c3', 'c5', … differ from those of the others by about 2.2046 times" in note
@@ -68,7 +68,7 @@ def test_another_unit_at_nearly_half_of_the_clients_is_named(seed: int) -> None:
 @SEEDS
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_rows_of_a_client_at_another_are_named(seed: int, shuffled: bool) -> None:
-    columns, labels = table(seed)
+    columns, labels = patients_of(seed)
     some = np.flatnonzero(OWNERS == 2)
     rows = np.concatenate([np.arange(len(OWNERS)), np.random.default_rng(seed).permutation(some) if shuffled else some])
     owners = np.concatenate([OWNERS, np.full(len(some), 7)])
@@ -81,7 +81,7 @@ def test_rows_of_a_client_at_another_are_named(seed: int, shuffled: bool) -> Non
 
 
 def test_columns_of_one_value_are_one_note() -> None:
-    columns, labels = table(0)
+    columns, labels = patients_of(0)
     still = {f"pixel{place}": np.zeros(len(labels)) for place in range(30)}
     both = {**columns, **still}
     cells = {name: column.tolist() for name, column in both.items()}

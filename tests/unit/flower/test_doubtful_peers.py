@@ -18,7 +18,7 @@ SIZE, CLIENTS, ODD = 12 * 17, 8, 2
 COUNTS = {client: 40.0 + 10 * client for client in range(CLIENTS)}
 
 
-def trained(client: int, model: Array, seed: int = 0, steps: int = 20, rate: float = 0.002, data: int | None = None) -> Array:
+def least_squares_update(client: int, model: Array, seed: int = 0, steps: int = 20, rate: float = 0.002, data: int | None = None) -> Array:
     """The update of SGD on this client's least squares of 12 outputs, which all clients share but for noise and for their features."""
     draws, shuffles = np.random.default_rng([seed, client if data is None else data]), np.random.default_rng([seed, client, 9])
     x = draws.normal(size=(40, 16)) * draws.uniform(0.3, 1.5, 16)
@@ -37,7 +37,7 @@ def doubts_of(odd: Callable[[int, Array], Array | None], seed: int = 0, rounds: 
         updates = {}
         for client in range(CLIENTS):
             other = odd(client, model)
-            updates[client] = trained(client, model, seed) if other is None else other
+            updates[client] = least_squares_update(client, model, seed) if other is None else other
         doubts += peers.doubts(updates, counts, LAYOUT)
         model = model + np.mean(list(updates.values()), axis=0)
     return doubts
@@ -45,14 +45,14 @@ def doubts_of(odd: Callable[[int, Array], Array | None], seed: int = 0, rounds: 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_turned_sign_is_named(seed: int) -> None:
-    assert doubts_of(lambda client, model: -trained(client, model, seed) if client == ODD else None, seed) == [
+    assert doubts_of(lambda client, model: -least_squares_update(client, model, seed) if client == ODD else None, seed) == [
         f"client {ODD}: its updates point against those of all others, which agree; is their sign turned?"
     ]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_two_rates_are_named(seed: int) -> None:
-    (doubt,) = doubts_of(lambda client, model: trained(client, model, seed, rate=2e-5) if client % 2 else None, seed)
+    (doubt,) = doubts_of(lambda client, model: least_squares_update(client, model, seed, rate=2e-5) if client % 2 else None, seed)
     assert doubt.startswith("clients 1, 3, 5, 7: their updates are ")
     assert doubt.endswith("times shorter than those of clients 0, 2, 4, 6; have all the same learning rate?")
 
@@ -60,7 +60,7 @@ def test_two_rates_are_named(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_one_data_set_at_two_clients_is_named_if_their_numbers_are_the_same(seed: int) -> None:
     def same(client: int, model: Array) -> Array | None:
-        return trained(client, model, seed, data=ODD) if client == 3 else None
+        return least_squares_update(client, model, seed, data=ODD) if client == 3 else None
 
     (doubt,) = doubts_of(same, seed, counts=COUNTS | {3: COUNTS[ODD]})
     assert doubt.startswith(f"clients {ODD}, 3: their updates are nearer than those of any others")
@@ -72,8 +72,8 @@ def test_one_data_set_at_two_clients_is_named_if_their_numbers_are_the_same(seed
 def test_correct_clients_are_not_named(seed: int) -> None:
     """Twenty runs of clients whose features have other scales; long after all is learned; with steps of 2 to 16; with one that differs."""
     assert not doubts_of(lambda client, model: None, seed, rounds=30)
-    assert not doubts_of(lambda client, model: trained(client, model, seed, steps=2 * client + 2), seed)
-    assert not doubts_of(lambda client, model: trained(client, model, seed + 100) if client == ODD else None, seed)
+    assert not doubts_of(lambda client, model: least_squares_update(client, model, seed, steps=2 * client + 2), seed)
+    assert not doubts_of(lambda client, model: least_squares_update(client, model, seed + 100) if client == ODD else None, seed)
 
 
 def test_a_loss_that_rises_with_longer_updates_is_named() -> None:
@@ -84,7 +84,7 @@ def test_a_loss_that_rises_with_longer_updates_is_named() -> None:
     rising, growing = [1.0, 1.2, 1.3, 1.3, 1.4, 1.5], [0.8, 0.6, 0.7, 0.9, 1.4, 2.0]
     *before, last = said(rising, growing)
     assert not any(before)
-    assert last.startswith("the training loss rose from 1.05 to 1.39 on average, and updates become longer")
+    assert last.startswith("the training loss rose from 1.05 to 1.39 on average, and updates grow")
     assert not any(said(rising[::-1], growing))
     assert not any(said(rising, growing[::-1]))
     assert not any(said([1.0, 0.9, *rising[2:]], growing))

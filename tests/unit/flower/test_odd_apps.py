@@ -341,3 +341,37 @@ def test_a_client_with_nearly_all_examples_is_named(tmp_path: Path) -> None:
     result = result_of(tmp_path, lambda client, w: ({"w": w + 1}, {"num-examples": 10 if client else 10**9}), rounds=1)
     assert result.rounds[0]["largest_share"] > 0.99
     assert "one client has 100% of all examples, so the mean is its own update; is its num-examples right?" in result.warnings[0]
+
+
+# --- reported ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_reports_scores_clipping_and_noise(tmp_path: Path) -> None:
+    def evaluate(number: int, label: int, arrays: Any) -> MetricRecord:
+        return MetricRecord({"confusion": [0, 40, 0, 60]})
+
+    noisy: Any = {"clip_norm": 1.0, "noise_multiplier": 50.0, "entropy": public_entropy("noise")}
+    result = result_of(tmp_path, evaluate_fn=evaluate, **noisy)
+    for row in result.rounds:
+        assert row["metrics"][0]["balanced_accuracy"] == 0.5
+        assert row["server_clipped_share"] == pytest.approx(3 / 6)  # clients 3, 4 and 5 move by 1.2 and more
+        assert row["server_noise_to_signal"][0] > 1
+        assert row["train_loss"] == [None]  # a loss would carry no noise
+    assert any(words.startswith("evaluate_fn: the model predicts class 1 for all 100") for words in result.warnings)
+    assert any(words.startswith("cluster 0: noise swamps the signal") for words in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("protection", "settings"), [("", {}), (SECURE, {}), ('robust = "geometric_median"', {"robust": "geometric_median"})]
+)
+def test_the_training_loss_is_read_where_only_the_mean_is_made_of_updates(
+    tmp_path: Path, protection: str, settings: dict[str, Any]
+) -> None:
+    def answer(client: int, w: np.ndarray[Any, Any]) -> Any:
+        metrics = {"num-examples": 10 * (client + 1)} | ({} if client == 5 else {"train_loss": 1.0 + client})
+        return {"w": (w + 0.1).astype(np.float32)}, metrics
+
+    result = result_of(tmp_path, answer, protection, rounds=1, settings=settings)
+    weighed = sum(10 * (client + 1) * (1.0 + client) for client in range(5)) / 150
+    plain = not protection and not settings
+    assert result.rounds[0]["train_loss"] == ([pytest.approx(weighed)] if plain else [None])
