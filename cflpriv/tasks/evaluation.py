@@ -259,14 +259,22 @@ class Losses:
     def _made(self, inputs: Sequence[TaskInput], device: Device) -> tuple[list[Result], str]:
         models: list[Any] = [task_input.params["model"] for task_input in inputs]
         samples = resident_samples(self.model, [task_input.data for task_input in inputs], device)
-        if device.kind == "cpu" and not self.epsilon and fast.is_network(self.model):
-            with torch.no_grad():
-                of_all = span.losses(self.model, models, samples, [task_input.data for task_input in inputs])
-            return [self._result(task_input, losses) for task_input, losses in zip(inputs, of_all, strict=True)], "shared"
         losses_of: list[list[Array]] = [[] for _ in inputs]
-        path = "sequential"
-        for k in range(max(map(len, models))):
-            having = [i for i, candidates in enumerate(models) if k < len(candidates)]
+        path, alone = "sequential", set[int]()
+        if device.kind == "cpu" and not self.epsilon and fast.is_network(self.model):
+            alone = {i for i, task_input in enumerate(inputs) if span.is_large(self.model, task_input.data)}
+        if alone:
+            with torch.no_grad():
+                each_of = span.losses(
+                    self.model, [models[i] for i in sorted(alone)], [samples[i] for i in sorted(alone)],
+                    [inputs[i].data for i in sorted(alone)],
+                )  # fmt: skip
+            path = "shared"
+            for i, own in zip(sorted(alone), each_of, strict=True):
+                losses_of[i] = own
+        others = [i for i in range(len(inputs)) if i not in alone]
+        for k in range(max((len(models[i]) for i in others), default=0)):
+            having = [i for i in others if k < len(models[i])]
             each, path = self._each([np.asarray(models[i][k]) for i in having], [samples[i] for i in having], device)
             for i, losses in zip(having, each, strict=True):
                 losses_of[i].append(losses)

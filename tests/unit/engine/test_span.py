@@ -1,6 +1,6 @@
 """Networks in the span of their samples: local models are scored without being formed, and training takes up products of the choice."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,13 @@ options = st.fixed_dictionaries({
     "epochs": st.integers(1, 3), "momentum": st.sampled_from([0.0, 0.5]), "weight_decay": st.sampled_from([0.0, 0.01]),
     "prox": st.sampled_from([0.0, 0.1]),
 })  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_clients_are_large() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span, "LARGE", 0)
+        yield
 
 
 def local_models(task: Train, given_to: Sequence[TaskInput]) -> list[TaskInput]:
@@ -49,12 +56,32 @@ def test_local_models_have_the_scores_of_the_vectors_that_they_stand_for(sizes: 
 
 
 def test_scores_of_local_models_have_the_same_bits_in_worker_processes_and_beside_any_others() -> None:
-    local = local_models(Train(MODEL, epochs=3, batch_size=0, lr=0.1), inputs(MODEL, [5, 7, 3], np.float32))
-    together = summed_losses(Engine(), Evaluate(MODEL), local)
-    assert together == [loss for own in local for loss in summed_losses(Engine(), Evaluate(MODEL), [own])]
+    model = Model("mlp", (1, 28, 28), 4, hidden=40)  # large clients: workers know nothing of what a test changes
+    local = local_models(Train(model, epochs=2, batch_size=0, lr=0.1), inputs(model, [110, 120, 100], np.float32))
+    together = summed_losses(Engine(), Evaluate(model), local)
+    assert together == [loss for own in local for loss in summed_losses(Engine(), Evaluate(model), [own])]
     workers = Engine(workers=2)
-    assert together == summed_losses(workers, Evaluate(MODEL), local)
+    assert together == summed_losses(workers, Evaluate(model), local)
     workers.close()
+
+
+def test_losses_and_scores_of_small_and_large_clients_are_the_same_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(MODEL, dtype="float64")
+    given_to = inputs(model, [5, 9, 3, 12])
+    models = [model.init(seed) for seed in range(3)]
+    to_choose = [replace(own, params={"model": models[: 1 + i % 3]}) for i, own in enumerate(given_to)]
+    plain = Engine("sequential").run(Losses(model), to_choose)
+    task = Train(model, epochs=3, batch_size=0, lr=0.1)
+    updates = Engine("sequential").run(task, given_to)
+    scores = summed_losses(Engine("sequential"), Evaluate(model), local_models(task, given_to))
+    for least in (0, 6 * 3 * 25, 10**9):
+        monkeypatch.setattr(span, "LARGE", least)
+        for result, reference in zip(Engine().run(Losses(model), to_choose), plain, strict=True):
+            np.testing.assert_allclose(result["losses"], reference["losses"], rtol=1e-12)
+            assert int(result["choice"]) == int(reference["choice"])
+        for result, reference in zip(Engine().run(task, given_to), updates, strict=True):
+            np.testing.assert_allclose(np.asarray(result["update"]), reference["update"], rtol=0, atol=1e-12)
+        assert summed_losses(Engine(), Evaluate(model), local_models(task, given_to)) == pytest.approx(scores, rel=1e-12)
 
 
 def test_a_model_of_other_data_or_of_another_description_is_formed() -> None:
