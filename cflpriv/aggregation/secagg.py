@@ -408,7 +408,7 @@ class SecaggServerSum:
         present = {client: step for client, step in steps.items() if client in registry.present}
         before = len(registry.refusals)
         answers = registry.ask(present, stage) if present else {}
-        codes = {code for client, _, code in registry.refusals[before:] if client in present}
+        codes = {code for client, at, code in registry.refusals[before:] if client in present and at == stage}
         most = max((step.models for step in present.values()), default=0)
         if not answers and codes == {"forbidden"} and most > 1:  # else shared layers would never change
             raise InputError(

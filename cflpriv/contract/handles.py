@@ -3,7 +3,7 @@
 An algorithm passes these between the operations of a federation. They carry no client value that the protection in force hides.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,12 +31,17 @@ class Labels(Protocol):
 
 
 class HeldKey:
-    """The identity of values that clients hold. When the last handle is deleted, the clients drop the values."""
+    """The identity of values that clients hold. When the last handle is deleted, the clients drop the values.
 
-    __slots__ = ("__weakref__", "name")
+    `awaited` asks clients for values that nobody was asked for yet, None where nothing waits; `absent`: who was asked, and has none.
+    """
+
+    __slots__ = ("__weakref__", "absent", "awaited", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.absent: frozenset[int] = frozenset()
+        self.awaited: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"HeldKey({self.name})"
@@ -44,11 +49,22 @@ class HeldKey:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Values that stay with `clients`, by part name. `held["update"]` or `held["update", "count"]` is the same with fewer parts."""
+    """Values that stay with `clients`, by part name. `held["update"]` or `held["update", "count"]` is the same with fewer parts.
+
+    `asked`: the clients that are asked for these values.
+    """
 
     key: HeldKey
-    clients: tuple[int, ...]
+    asked: tuple[int, ...]
     parts: tuple[str, ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients that hold the values. They are asked now, if nobody was yet."""
+        if self.key.awaited is not None:
+            self.key.awaited()
+        absent = self.key.absent
+        return tuple(client for client in self.asked if client not in absent) if absent else self.asked
 
     def __getitem__(self, parts: str | tuple[str, ...]) -> "Held":
         wanted = (parts,) if isinstance(parts, str) else parts
@@ -60,10 +76,10 @@ class Held:
     def of(self, clients: Collection[int]) -> "Held":
         """The same values of those `clients` that hold them, e.g. of those that answered. Raises `TooFewClients` where no client is
         left."""
-        left = tuple(client for client in self.clients if client in clients)
+        left = tuple(client for client in self.asked if client in clients and client not in self.key.absent)
         if not left:
             raise TooFewClients((), 1)
-        return replace(self, clients=left)
+        return replace(self, asked=left)
 
     @property
     def part(self) -> str:

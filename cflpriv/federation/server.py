@@ -7,6 +7,7 @@ functions of their state. A simulated and a deployed federation write the same t
 
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
@@ -26,7 +27,7 @@ from ..privacy.client_level import ClippedMean, LocalGram
 from ..privacy.receipts import NoLedger, PrivacyLedger, sources
 from ..privacy.settings import SumNoise
 from ..protocols.entropy import Entropy, system_entropy
-from ..protocols.errors import MalformedMessage, TooFewClients
+from ..protocols.errors import MalformedMessage, ProtocolError, TooFewClients
 from ..protocols.keys import Roster
 from ..randomness import Stream, stream
 from ..types import Array
@@ -46,6 +47,9 @@ from .values import UNTRACED, Origin, spread_of, trace
 from .work import alternatives_of, request_digest
 
 __all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
+
+SUMMED = "values"
+"""The name of the only part of a sum whose parts are not known yet."""
 
 
 class FederationServer:
@@ -143,7 +147,8 @@ class FederationServer:
         self._strict, self._witness, self._noisy_rows = strict, witness, local is not None
         self._known: weakref.WeakKeyDictionary[HeldKey, KnownValue] = weakref.WeakKeyDictionary()
         speaks_once = self.protection.sums.helped and not self.protection.sums.oblivious and self.protection.robust == "none"
-        self._together = together and speaks_once and privacy_ledger is None
+        alone = self.protection.small_clusters == "local"  # then who has a result decides whether a group is summed
+        self._together = together and speaks_once and not alone and privacy_ledger is None
         self._layouts: dict[Hashable, PartLayout] = {}
         self._unanswered: WaitingTask | None = None
 
@@ -196,8 +201,7 @@ class FederationServer:
         """The present clients of `on` that hold a value."""
         if held.key not in self._known:
             raise InputError(f"{held.key.name} is not held by clients of this federation")
-        absent = self._known[held.key].absent
-        return self._participants.among(on, [client for client in held.clients if client not in absent] if absent else held.clients)
+        return self._participants.among(on, held.clients if held.key.absent else held.asked)  # a mean asks those that nobody asked yet
 
     # --- rounds
 
@@ -229,7 +233,7 @@ class FederationServer:
 
         Returns the clients that enrolled, now or since the last round began.
         """
-        self._finish()
+        self._settle_waiting()
         self._rounds.begin(number)
         self._registry.round, self._registry.call = number, 0
         return self._participants.begin_round()
@@ -301,32 +305,39 @@ class FederationServer:
         value = KnownValue(number, layout or PartLayout(), traced, frozenset(), at_model, kinds_of(private), spread=spread)
         self._known[key] = replace(value, chooses=getattr(private, "chooses", ""), chosen=taken)
         held = Held(key, tuple(sorted(asks)), tuple(private.parts))
-        self._registry.waiting, self._unanswered = asks, WaitingTask(held, private, inputs, form, before)
-        return (self._finish() if layout is None else None) or held
+        self._registry.waiting, self._unanswered, key.awaited = asks, WaitingTask(held, private, inputs, form, before), self._finish
+        if layout is None:
+            self._finish()
+        return held
 
-    def _finish(self) -> Held | None:
-        """Ask for the computation that no sum took along, if one waits. Every operation but the sum over its result begins with this.
+    def _finish(self) -> None:
+        """Ask for the computation that no sum took along, if one waits. Every operation but the sum over its result begins with this, and
+        so does who reads which clients hold the result.
 
-        Returns what the clients with a result hold. Raises `BudgetsSpent`, and `TrainingDiverged` if no client has a result.
+        Clients that went away meanwhile are not asked. Raises `BudgetsSpent`, and `TrainingDiverged` if no client has a result.
         """
         unanswered = self._unanswered
         if unanswered is None:
-            return None
+            return
         held, task = unanswered.held, unanswered.task
-        asks, answers = self._registry.waiting, self._registry.computed
-        self._unanswered, self._registry.waiting, self._registry.computed = None, {}, {}
+        asks = {client: ask for client, ask in self._registry.waiting.items() if client in self._registry.present}
+        answers = self._registry.computed
+        self._unanswered, self._registry.waiting, self._registry.computed, held.key.awaited = None, {}, {}, None
         layouts = self._declared(answers | self._ask(asks, "compute"), "compute", task.parts)
+        held.key.absent = frozenset(held.asked).difference(layouts)
         if not layouts:
-            self._check_budgets(f"compute of {held.key.name}", held.clients, unanswered.refusals)
+            self._check_budgets(f"compute of {held.key.name}", held.asked, unanswered.refusals)
             raise TrainingDiverged(f"{held.key.name} in round {self.round}: no client has a result")
         layout = majority(list(layouts.values())) or PartLayout()
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
-        absent = frozenset(held.clients).difference(layouts)
-        self._known[held.key] = replace(self._known[held.key], layout=layout, odd=odd, absent=absent)
+        self._known[held.key] = replace(self._known[held.key], layout=layout, odd=odd)
         self._layouts[unanswered.form] = layout
-        held = Held(held.key, tuple(sorted(layouts)), held.parts)
         self._ledger.enter(held, task, unanswered.inputs, self._ledger.reads(task, held.clients))
-        return held
+
+    def _settle_waiting(self) -> None:
+        """As `_finish`, where nobody needs the result: what it raises is raised where somebody does."""
+        with suppress(BudgetsSpent, TrainingDiverged):
+            self._finish()
 
     def _declared(self, answers: Mapping[int, m.Answer], stage: str, parts: Collection[str]) -> dict[int, PartLayout]:
         """The layouts of the clients that have results. One that declares what no result has is recorded, and left out."""
@@ -430,7 +441,7 @@ class FederationServer:
 
     def end(self) -> None:
         """End the run: close all clustering epochs, and have the key holder drop their keys."""
-        self._finish()
+        self._settle_waiting()
         self._comparisons.end()
 
     # --- mean
@@ -471,28 +482,40 @@ class FederationServer:
         choices = groups if oblivious and isinstance(groups, Held) else None
         noise = self._noise_inside(held)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
-        asked, before = Asked(known.number, held.parts, layout, weight, noise, known.spread), len(self.refusals)
-        began = perf_counter() - self._registry.computing_seconds
+        # how a result lies in its vector is known afterwards, if clients have yet to compute it
+        summed = PartLayout(((SUMMED, "<f8", (layout.size,)),)) if together else layout
+        asked, before = Asked(known.number, held.parts, summed, weight, noise, known.spread), len(self.refusals)
+        means: tuple[GroupMean | None, ...] = ()
         try:
-            if protection.small_clusters == "local" and not oblivious:
-                means = self._mean_or_local(held, call, asked, groups)
-            else:
-                choice = None if choices is None else m.HeldValue(self._known[choices.key].number, choices.part)
-                blocks = m.Picks((0,), False) if oblivious else None
-                means = self._sums.means(call, asked, choice or blocks, self._record("mean"))
+            means = self._means(held, call, asked, groups)
         except TooFewClients:
             self._finish()
-            if self._known[held.key].layout != known.layout:  # results of another form than before, which fit no sum that was asked for
-                return self.mean(held, weights, groups, k, on, models)
-            self._check_budgets(f"mean of {held.key.name}", clients, before)
+            if self._known[held.key].layout.some(held.parts).size == layout.size:
+                self._check_budgets(f"mean of {held.key.name}", clients, before)
+                raise
+        except ProtocolError:  # the round ends here
+            self._settle_waiting()
             raise
-        finally:
-            self.protection_seconds += perf_counter() - self._registry.computing_seconds - began
         self._finish()
+        made = self._known[held.key].layout.some(held.parts)
+        if made.size != layout.size:  # results of another size than before, which fit no sum that was asked for
+            return self.mean(held, weights, groups, k, on, models)
+        means = tuple(_laid_out(mean, made) for mean in means) if together else means
         contributors = set[int]().union(*(mean.contributors for mean in means if mean is not None))
         added = 0 if public else 1  # a private weight is sent, too
-        self.transcript.unprotected.up(layout.size + added, layout.nbytes + 8 * added, len(contributors))
+        self.transcript.unprotected.up(made.size + added, made.nbytes + 8 * added, len(contributors))
         return means
+
+    def _means(self, held: Held, call: SumCall, asked: Asked, groups: Labels | Held | None) -> tuple[GroupMean | None, ...]:
+        """The means of a call, timed."""
+        oblivious, began = self.protection.sums.oblivious, perf_counter() - self._registry.computing_seconds
+        try:
+            if self.protection.small_clusters == "local" and not oblivious:
+                return self._mean_or_local(held, call, asked, groups)
+            chosen = m.HeldValue(self._known[groups.key].number, groups.part) if oblivious and isinstance(groups, Held) else None
+            return self._sums.means(call, asked, chosen or (m.Picks((0,), False) if oblivious else None), self._record("mean"))
+        finally:
+            self.protection_seconds += perf_counter() - self._registry.computing_seconds - began
 
     def _noise_inside(self, held: Held) -> SumNoise | None:
         """What clients have to add to a value inside secure sums, if anything. Raises `InputError` where sums are taken in another way."""
@@ -651,7 +674,7 @@ class FederationServer:
 
     def saved(self) -> dict[str, Any]:
         """The state for a checkpoint. It has no client's value, and no secret but the session's name."""
-        self._finish()
+        self._settle_waiting()
         agreement = None if self._agreement is None else self._agreement.saved()
         moving = {} if self._adaptive is None else {"clip_norm": self._adaptive.norm}
         counted = {**self._rounds.saved(self.epochs.count), "bare": asdict(self.transcript.unprotected)}
@@ -677,9 +700,17 @@ class FederationServer:
 
     def known(self, key: HeldKey) -> dict[str, Any]:
         """What the server knows of the values under a key, for a checkpoint."""
-        self._finish()
+        self._settle_waiting()
         return self._known[key].saved()
 
     def know(self, key: HeldKey, saved: Mapping[str, Any]) -> None:
         """The inverse of `known`."""
         self._known[key] = KnownValue.restored(saved)
+
+
+def _laid_out(mean: GroupMean | None, layout: PartLayout) -> GroupMean | None:
+    """A mean of whole vectors by the parts of these."""
+    if mean is None:
+        return None
+    parts = layout.split(mean.parts[SUMMED].value())
+    return replace(mean, parts={name: Shared(part) for name, part in parts.items()})

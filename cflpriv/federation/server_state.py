@@ -140,7 +140,7 @@ class Rounds:
 class WaitingTask:
     """A computation that nobody may have been asked for yet: it waits for a sum over its result, which takes it along.
 
-    `held`: its result, if all that are asked have one. `inputs`: what goes into it. `form`: computations of one form have results of one
+    `held`: its result. `inputs`: what goes into it. `form`: computations of one form have results of one
     layout. `refusals`: how many there were before.
     """
 
@@ -158,8 +158,7 @@ class KnownValue:
     `layout`: that of more than half of the clients, else empty; `odd`: the clients that declared another. `models`: by client the names of
     what its value may have been computed from (`values.trace`), by the label of the model that the client chose, −1 where it had no choice.
     `at_model`: parameters went into the values. `kinds`: of their parts. `chooses`: the part with the choice, where the task made it;
-    `chosen`: the labels that clients released. `spread`: of the weights inside the values (`values.spread_of`). `absent`: clients that
-    were asked, and have no result.
+    `chosen`: the labels that clients released. `spread`: of the weights inside the values (`values.spread_of`).
     """
 
     number: int
@@ -171,7 +170,6 @@ class KnownValue:
     chooses: str = ""
     chosen: Mapping[int, int] = field(default_factory=dict)
     spread: float = 1.0
-    absent: frozenset[int] = frozenset()
 
     def names(self, client: int) -> tuple[bytes, ...]:
         """The names that a client's value may have, as far as the server knows its choice."""
@@ -185,7 +183,6 @@ class KnownValue:
         models = [[client, [[label, name.hex()] for label, name in sorted(names.items())]] for client, names in sorted(self.models.items())]
         rest = {"odd": sorted(self.odd), "at_model": self.at_model, "kinds": dict(self.kinds)}
         rest |= {"chooses": self.chooses, "chosen": [list(pair) for pair in sorted(self.chosen.items())], "spread": self.spread.hex()}
-        rest |= {"absent": sorted(self.absent)} if self.absent else {}
         return {"number": self.number, "layout": layout, "models": models, **rest}
 
     @classmethod
@@ -197,5 +194,4 @@ class KnownValue:
             pairs = [(-1, names)] if isinstance(names, str) else names  # a single name in checkpoints of format 4 and before
             models[client] = {label: bytes.fromhex(name) for label, name in pairs}
         rest = (frozenset(saved.get("odd", ())), saved.get("at_model", True), saved.get("kinds", {}), saved.get("chooses", ""))
-        chosen, spread = dict(saved.get("chosen", ())), float.fromhex(saved.get("spread", "0x1p+0"))
-        return cls(saved["number"], layout, models, *rest, chosen, spread, frozenset(saved.get("absent", ())))
+        return cls(saved["number"], layout, models, *rest, dict(saved.get("chosen", ())), float.fromhex(saved.get("spread", "0x1p+0")))

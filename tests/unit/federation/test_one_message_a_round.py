@@ -1,5 +1,6 @@
 """Under sums in one message a client is asked once for its computation and for the sum over the result; the results are those of two."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -10,8 +11,10 @@ import pytest
 from loopback import ENTROPY, HOLDER, Loopback, remote
 from scenes import population, training
 
+from cflpriv.contract.handles import Shared
 from cflpriv.contract.protection import Protection
 from cflpriv.engine import TaskInput
+from cflpriv.errors import TrainingDiverged
 from cflpriv.federation import messages as m
 from cflpriv.federation.client import FederationClient
 from cflpriv.federation.registry import BudgetsSpent
@@ -19,7 +22,7 @@ from cflpriv.federation.server import FederationServer
 from cflpriv.federation.store import MemoryStore
 from cflpriv.plugins import TASKS
 from cflpriv.protocols import codec
-from cflpriv.protocols.errors import TooFewClients
+from cflpriv.protocols.errors import ProtocolError, TooFewClients
 from cflpriv.protocols.one_message import messages as steps
 from cflpriv.types import Array, Parts
 
@@ -257,3 +260,135 @@ def test_too_few_clients_are_no_reason_to_lose_the_others() -> None:
     with pytest.raises(TooFewClients):
         fed.mean(held)
     assert fed.clients == (6, 7)
+
+
+def test_who_reads_the_clients_of_a_value_reads_those_that_have_it() -> None:
+    """Also of handles that were made before anybody was asked."""
+    transport, fed = after_a_round()
+    transport.kill_at = {"compute": {2}}
+    held = fed.compute(TASK, {"model": TASK.model.init(1)})
+    part = held["update"]
+    some = part.of((1, 2, 3, 4))
+    assert asked(transport) == []
+    assert part.clients == (0, 1, 3, 4, 5, 6, 7)
+    assert (held.clients, some.clients) == (part.clients, (1, 3, 4))
+    assert asked(transport) == ["compute"]
+    (mean,) = fed.mean(some)
+    assert mean is not None
+    assert mean.contributors == (1, 3, 4)
+
+
+def test_after_the_mean_only_who_has_a_value_is_asked_for_more() -> None:
+    transport, fed = after_a_round()
+    transport.tamper = lambda client, stage, data: m.encode(m.Refused("internal")) if client == 2 and stage == "compute" else data
+    held = updates_of(fed)
+    fed.mean(held)
+    assert 2 in fed.clients
+    transport.tamper = lambda client, stage, data: data
+    before = len(fed.refusals)
+    again = fed.compute(TASK, {"model": Shared(TASK.model.init(2))}, on=held.clients)
+    fed.begin_round(2)
+    assert again.clients == held.clients == (0, 1, 3, 4, 5, 6, 7)
+    assert len(fed.refusals) == before
+    restored = fed.known(held.key)
+    assert "absent" not in restored
+    json.dumps(restored)
+
+
+@pytest.mark.parametrize("away", ["lose", "remove"])
+def test_a_client_that_went_away_before_the_sum_is_not_asked(away: str) -> None:
+    transport, fed = after_a_round()
+    held = updates_of(fed)
+    getattr(fed, away)([5])
+    seen = set[int]()
+    exchange = transport.exchange
+
+    def noted(requests: Any, stage: str) -> Any:
+        seen.update(requests if stage == "compute" else ())
+        return exchange(requests, stage)
+
+    transport.exchange = noted  # type: ignore[method-assign]
+    (mean,) = fed.mean(held)
+    assert mean is not None
+    assert mean.contributors == (0, 1, 2, 3, 4, 6, 7)
+    assert 1005 not in seen
+    assert held.clients == mean.contributors
+
+
+def test_a_group_that_is_too_small_has_only_members_with_a_result() -> None:
+    protection = Protection(sum="one_message", secagg_clip=CLIP, small_clusters="local")
+    transport, fed = remote(SCENE, protection)
+    groups = dict(enumerate([0] * 6 + [1] * 2))
+    fed.begin_round(0)
+    fed.mean(updates_of(fed), groups=groups, k=2)
+    fed.begin_round(1)
+    transport.tamper = lambda client, stage, data: m.encode(m.Refused("internal")) if client == 7 and stage == "compute" else data
+    _, small = fed.mean(updates_of(fed), groups=groups, k=2)
+    assert small is not None
+    assert small.count == 1
+    assert [addend.held.clients for addend in small.parts["update"].own] == [(6,)]
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A task whose result changes its shape and dtype, but not its size."""
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    shape: tuple[int, ...] = (6,)
+    dtype: str = "<f4"
+
+    @property
+    def parts(self) -> Parts:
+        return {"update": "summed"}
+
+    def run(self, given: TaskInput) -> dict[str, Array]:
+        return {"update": np.full(self.shape, given.data.id / 8, self.dtype)}
+
+
+def test_a_mean_has_the_form_that_clients_declare_not_that_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS.ready(), "Shaped", Shaped)
+    transport, fed = remote(SCENE, PROTECTION)
+    for number, task in enumerate((Shaped(), Shaped((2, 3)), Shaped((3, 2), "<f8"), Shaped((3, 2), "<f8"))):
+        fed.begin_round(number)
+        transport.stages.clear()
+        (mean,) = fed.mean(fed.compute(task, {"model": np.zeros(3, np.float32)}))
+        assert value(mean).shape == task.shape
+        assert value(mean).dtype == task.dtype
+        np.testing.assert_allclose(value(mean), np.full(task.shape, 3.5 / 8), rtol=0, atol=STEP)
+        assert asked(transport) == (["compute"] if number else ["compute", "sum"])
+
+
+@pytest.mark.parametrize("code", ["over-budget", "internal"])
+def test_a_computation_that_nobody_needs_any_more_ends_no_run(code: str) -> None:
+    transport, fed = after_a_round()
+    held = updates_of(fed)
+    transport.tamper = lambda client, stage, data: m.encode(m.Refused(code)) if stage == "compute" else data
+    fed.begin_round(2)
+    transport.tamper = lambda client, stage, data: data
+    with pytest.raises(TooFewClients):
+        fed.mean(held)
+    (mean,) = fed.mean(updates_of(fed))
+    assert mean is not None
+
+
+def test_after_a_sum_without_helpers_nothing_waits() -> None:
+    transport, fed = after_a_round()
+    updates = updates_of(fed)
+    transport.dead |= {HOLDER - 1, HOLDER - 2}
+    transport.tamper = lambda client, stage, data: m.encode(m.Refused("over-budget")) if stage == "compute" else data
+    with pytest.raises(ProtocolError, match="helpers"):
+        fed.mean(updates)
+    assert asked(transport) == ["compute"]
+    transport.dead.clear()
+    transport.tamper = lambda client, stage, data: data
+    assert updates_of(fed).clients == tuple(range(8))  # as scores are, in the same round
+
+
+def test_where_all_refuse_to_compute_no_setting_of_sums_is_to_blame() -> None:
+    transport, fed = after_a_round()
+    groups = dict(enumerate([0, 0, 0, 0, 1, 1, 1, 1]))
+    models = [TASK.model.init(1), TASK.model.init(2)]
+    transport.tamper = lambda client, stage, data: m.encode(m.Refused("forbidden")) if stage == "compute" else data
+    held = fed.compute(TASK, {"model": models}, which=groups)
+    with pytest.raises(TrainingDiverged):
+        fed.mean(held["update"], models=2)
