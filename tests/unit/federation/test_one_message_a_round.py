@@ -35,7 +35,7 @@ CLIENT_STAGES = ("compute", "sum", "gather")
 
 
 def after_a_round(number: int = 1, **options: Any) -> tuple[Loopback, FederationServer]:
-    """A federation after a first round, from which the form of results is known, at the beginning of round `number`."""
+    """A federation that knows the form of results from a first round, at the beginning of round `number`."""
     transport, fed = remote(SCENE, PROTECTION, **options)
     fed.begin_round(0)
     fed.mean(updates_of(fed))
