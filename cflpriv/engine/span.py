@@ -213,7 +213,7 @@ def in_span(vector: Any, data: Any, model: Any) -> bool:
 
 
 def moved_outputs(vectors: Sequence[Deferred], inputs: Sequence[Tensor], split: str) -> list[Tensor]:
-    """The outputs (n, classes) of each local model, for which `in_span` holds, on inputs (n, *shape): all of its client's `split` samples.
+    """The outputs (n, classes) of each local model, `in_span`, on inputs (n, *shape): all of its client's `split` samples.
 
     (X W̃ᵀ) from the start's, the anchor's and A's part, so that the model itself is never formed.
     """

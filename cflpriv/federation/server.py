@@ -298,8 +298,8 @@ class FederationServer:
                 context = {"task": key.name, "settings": settings, "which": list(chosen)} | ({"blind": places} if places else {})
                 record("parameters", "server", "clients", members, payload, readers=("server", "clients"), context=context)
         before = len(self.refusals)
-        form = type(private), tuple(private.parts), parameters.shapes
-        layout = self._layouts.get(form) if self._together else None
+        form = (type(private), tuple(private.parts), parameters.shapes) if self._together else ()
+        layout = self._layouts.get(form)
         at_model = any(not isinstance(value, Held) or self._known[value.key].at_model for value in parameters.values.values())
         taken = self._known[parameters.which.key].chosen if isinstance(parameters.which, Held) else {}
         value = KnownValue(number, layout or PartLayout(), traced, frozenset(), at_model, kinds_of(private), spread=spread)
@@ -320,8 +320,9 @@ class FederationServer:
         if unanswered is None:
             return
         held, task = unanswered.held, unanswered.task
-        asks = {client: ask for client, ask in self._registry.waiting.items() if client in self._registry.present}
-        answers = self._registry.computed
+        asks, answers = self._registry.waiting, self._registry.computed
+        for gone in asks.keys() - self._registry.present:
+            del asks[gone]
         self._unanswered, self._registry.waiting, self._registry.computed, held.key.awaited = None, {}, {}, None
         layouts = self._declared(answers | self._ask(asks, "compute"), "compute", task.parts)
         held.key.absent = frozenset(held.asked).difference(layouts)
@@ -331,7 +332,7 @@ class FederationServer:
         layout = majority(list(layouts.values())) or PartLayout()
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
         self._known[held.key] = replace(self._known[held.key], layout=layout, odd=odd)
-        self._layouts[unanswered.form] = layout
+        self._layouts |= {unanswered.form: layout} if unanswered.form else {}
         self._ledger.enter(held, task, unanswered.inputs, self._ledger.reads(task, held.clients))
 
     def _settle_waiting(self) -> None:
