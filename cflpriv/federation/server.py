@@ -333,7 +333,7 @@ class FederationServer:
         odd = frozenset(client for client, declared in layouts.items() if declared != layout)
         self._known[held.key] = replace(self._known[held.key], layout=layout, odd=odd)
         self._layouts |= {unanswered.form: layout} if unanswered.form else {}
-        self._ledger.enter(held, task, unanswered.inputs, self._ledger.reads(task, held.clients))
+        self._ledger.enter(held, task, unanswered.inputs, self._ledger.reads(task, sorted(layouts)))
 
     def _settle_waiting(self) -> None:
         """As `_finish`, where nobody needs the result: what it raises is raised where somebody does."""
