@@ -74,9 +74,12 @@ from flwr.serverapp import ServerApp
 from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import Schedule, request
+from cflpriv.federation.contract_record import make_contract
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
+from cflpriv.privacy.settings import Privacy
 
 app = ServerApp()
 
@@ -110,10 +113,15 @@ def main(grid, context):
     given = context.run_config
     transport = Beside(grid)
     roster = read_roster(Path(given["roster"]))
-    federation = FederationServer(OverBytes(transport), protection=Protection(sum="secagg", min_cohort=2), roster=roster)
-    transport.ours.welcome(federation, given["clients"], 600.0)
+    protection = Protection(sum="secagg", min_cohort=2)
     rounds, dimension = json.loads(Path(given["out"] + ".json").read_text())
     task = Foreign("train", ("update",), (("w", (dimension,), "float32"),))
+    contract = make_contract(
+        run="", algorithm="none", settings={}, rounds=rounds, seed=0, schedule=Schedule(round=(request(task, {"update": "sum"}),)),
+        protection=protection, privacy=Privacy(), roster=roster,
+    )
+    federation = FederationServer(OverBytes(transport), protection=protection, roster=roster, contract=contract)
+    transport.ours.welcome_all(federation, given["clients"], 600.0)
     for number in range(rounds):
         federation.begin_round(number)
         held = federation.compute(task, {"model": np.zeros(dimension, np.float32)})

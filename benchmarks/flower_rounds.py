@@ -24,7 +24,7 @@ from .flower import CLIENT, DIMENSION, EXAMPLE, OURS, example
 
 __all__ = ["main", "round_seconds"]
 
-ROUNDS = 5
+ROUNDS = 3
 HELPERS = 4
 GOALS = {4: 0.5, 16: 1 / 3}
 """The most that a round may take, as a share of the active one's, by number of SuperNodes."""
@@ -41,12 +41,15 @@ import numpy as np
 from flwr.serverapp import ServerApp
 
 from cflpriv.contract.protection import Protection
+from cflpriv.contract.schedule import Schedule, request
+from cflpriv.federation.contract_record import make_contract
 from cflpriv.federation.foreign import Foreign
 from cflpriv.federation.resident import WithResidents
 from cflpriv.federation.server import FederationServer
 from cflpriv.federation.transport import OverBytes
 from cflpriv.flower.client import read_roster
 from cflpriv.flower.transport import GridTransport
+from cflpriv.privacy.settings import Privacy
 
 app = ServerApp()
 
@@ -59,9 +62,13 @@ def main(grid, context):
     if plan["residents"]:
         transport = WithResidents(transport, plan["residents"])
     roster, protection = read_roster(Path(plan["roster"])), Protection(**plan["protection"])
-    federation = FederationServer(OverBytes(transport), protection=protection, roster=roster)
-    transport.welcome(federation, given["clients"], 1200.0)
     task = Foreign("train", ("update",), (("w", (plan["dimension"],), "float32"),))
+    contract = make_contract(
+        run="", algorithm="none", settings={}, rounds=plan["rounds"], seed=0, schedule=Schedule(round=(request(task, {"update": "sum"}),)),
+        protection=protection, privacy=Privacy(), roster=roster,
+    )
+    federation = FederationServer(OverBytes(transport), protection=protection, roster=roster, contract=contract)
+    transport.welcome_all(federation, given["clients"], 300.0)
     seconds = []
     for number in range(plan["rounds"]):
         began = time.perf_counter()
