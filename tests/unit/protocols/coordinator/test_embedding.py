@@ -25,6 +25,8 @@ from cflpriv.protocols.one_message import Contribution, HelperPolicy, Policy
 
 FOLDER = ROOT / "examples" / "embedding"
 MOST_LINES, MOST_OWN_LINES = 60, 30
+CLIP = 10.0
+"""That of the plan in the example, which values reach after 60 rounds."""
 SESSION, MODEL = bytes(range(16)), bytes(32)
 
 
@@ -197,7 +199,8 @@ def test_a_hundred_kills_of_processes_of_each_kind(tmp_path: Path) -> None:
     numbers = [number for number, _ in means]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(numbers[-1] + 1)), "no round was lost"
-    assert all(text == f"mean of 5 clients, first value {2 + number / 10:.3f}" for number, text in means)
+    exact = {number: sum(min(CLIP, client + number / 10) for client in range(5)) / 5 for number in numbers}  # a fast machine gets far
+    assert [(number, text) for number, text in means if text != f"mean of 5 clients, first value {exact[number]:.3f}"] == []
     print(f"killed: {dict(kills)}; {numbers[-1] + 1} rounds, all exact, none lost")
 
 
