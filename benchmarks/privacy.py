@@ -177,17 +177,23 @@ def _priced(accountant: Accountant, peer: Callable[[float, float, int], float]) 
     return ratios, f"{len(STEPS)} kinds of steps; ε differs by at most {apart:.1%}".replace("%", " %")
 
 
-def renyi_accounting() -> dict[str, Any]:
-    """Rényi divergences against dp-accounting's."""
+def _composed(made: Callable[[], Any]) -> Callable[[float, float, int], float]:
+    """The price of sampled steps by one of dp-accounting's accountants."""
     from dp_accounting import dp_event
-    from dp_accounting.rdp import rdp_privacy_accountant
 
-    def theirs(z: float, q: float, steps: int) -> float:
-        accountant = rdp_privacy_accountant.RdpAccountant()
+    def priced(z: float, q: float, steps: int) -> float:
+        accountant = made()
         accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), steps)
         return float(accountant.get_epsilon(DELTA))
 
-    ratios, note = _priced("rdp", theirs)
+    return priced
+
+
+def renyi_accounting() -> dict[str, Any]:
+    """Rényi divergences against dp-accounting's."""
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    ratios, note = _priced("rdp", _composed(rdp_privacy_accountant.RdpAccountant))
     return row(ratios, 1.0, 10.0, "dp-accounting, Rényi", note)
 
 
@@ -207,15 +213,9 @@ def random_variables(accountant: Accountant) -> dict[str, Any]:
 
 def distributions() -> dict[str, Any]:
     """Privacy-loss distributions against dp-accounting's, whose spacing is always 1e-4."""
-    from dp_accounting import dp_event
     from dp_accounting.pld import pld_privacy_accountant
 
-    def theirs(z: float, q: float, steps: int) -> float:
-        accountant = pld_privacy_accountant.PLDAccountant()
-        accountant.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), steps)
-        return float(accountant.get_epsilon(DELTA))
-
-    ratios, note = _priced("pld", theirs)
+    ratios, note = _priced("pld", _composed(pld_privacy_accountant.PLDAccountant))
     return row(ratios, 1.0, 10.0, "dp-accounting, distributions", note)
 
 

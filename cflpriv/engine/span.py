@@ -9,7 +9,7 @@ a step costs n·n·h instead of n·d·h, and momentum, weight decay and the prox
 Pays where n < d. A client that has chosen its start by the losses of several models has X̃ Sᵀ already (`losses`); its local model's outputs
 on test data follow from A in the same way (`moved_outputs`).
 
-Products of samples are those of one client at a time: its results have the same bits beside any others, and its numbers stay in the caches.
+Products of many samples (`LARGE`) are those of one client at a time, whose numbers stay in the caches.
 """
 
 from collections.abc import Callable, Hashable, Sequence

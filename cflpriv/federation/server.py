@@ -48,7 +48,7 @@ from .work import alternatives_of, request_digest
 
 __all__ = ["BudgetsSpent", "ClientsLost", "EpochEnded", "FederationServer", "KeyHolderLost", "Transport"]
 
-SUMMED = "values"
+WHOLE = "values"
 """The name of the only part of a sum whose parts are not known yet."""
 
 
@@ -484,7 +484,7 @@ class FederationServer:
         noise = self._noise_inside(held)
         self._ledger.settle_sums(held, call, choices, protection.small_clusters, self.round, noise)
         # how a result lies in its vector is known afterwards, if clients have yet to compute it
-        summed = PartLayout(((SUMMED, "<f8", (layout.size,)),)) if together else layout
+        summed = PartLayout(((WHOLE, "<f8", (layout.size,)),)) if together else layout
         asked, before = Asked(known.number, held.parts, summed, weight, noise, known.spread), len(self.refusals)
         means: tuple[GroupMean | None, ...] = ()
         try:
@@ -713,5 +713,5 @@ def _laid_out(mean: GroupMean | None, layout: PartLayout) -> GroupMean | None:
     """A mean of whole vectors by the parts of these."""
     if mean is None:
         return None
-    parts = layout.split(mean.parts[SUMMED].value())
+    parts = layout.split(mean.parts[WHOLE].value())
     return replace(mean, parts={name: Shared(part) for name, part in parts.items()})

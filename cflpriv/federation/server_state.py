@@ -140,8 +140,8 @@ class Rounds:
 class WaitingTask:
     """A computation that nobody may have been asked for yet: it waits for a sum over its result, which takes it along.
 
-    `held`: its result. `inputs`: what goes into it. `form`: computations of one form have results of one
-    layout. `refusals`: how many there were before.
+    `held`: its result. `inputs`: what goes into it. `form`: computations of one form have results of one layout, unless clients declare
+    another. `refusals`: how many there were before.
     """
 
     held: Held

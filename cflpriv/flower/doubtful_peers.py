@@ -140,12 +140,12 @@ def _pair_cosines(updates: Array) -> Array:
     cosines = np.eye(n)
     for i in range(n):
         for j in range(i):
-            # with s = rows i + j, the sum of the others o has u·o = row − own − pair, o·o = total − 2 (rows of i and j) + (the two's own)
-            mine, its = rows[i] - gram[i, i] - gram[i, j], rows[j] - gram[j, j] - gram[i, j]
+            # inner products of each of the two with the sum of the others, and of this sum with itself
+            of_i, of_j = rows[i] - gram[i, i] - gram[i, j], rows[j] - gram[j, j] - gram[i, j]
             rest = total - 2 * (rows[i] + rows[j]) + gram[i, i] + gram[j, j] + 2 * gram[i, j]
             m = n - 2
-            inner = gram[i, j] - (mine + its) / m + rest / m**2
-            a, b = gram[i, i] - 2 * mine / m + rest / m**2, gram[j, j] - 2 * its / m + rest / m**2
+            inner = gram[i, j] - (of_i + of_j) / m + rest / m**2
+            a, b = gram[i, i] - 2 * of_i / m + rest / m**2, gram[j, j] - 2 * of_j / m + rest / m**2
             cosines[i, j] = cosines[j, i] = inner / max(float(np.sqrt(max(a, 0.0) * max(b, 0.0))), 1e-300)
     return cosines
 

@@ -1,13 +1,14 @@
 """What a run on the command line reports, and a strategy can: scores by class, baselines, and how much noise there is beside updates."""
 
 from collections.abc import Mapping, Sequence
-from math import isqrt, sqrt
+from math import isqrt
 from typing import Any
 
 import numpy as np
 
 from ..class_counts import FULL, as_counts, useless
 from ..errors import InputError
+from ..privacy.settings import noise_of_rounds
 
 __all__ = ["CONFUSION", "clipped_share", "noise_over_run", "noise_to_signal", "useless_models", "with_class_scores"]
 
@@ -64,13 +65,10 @@ def noise_to_signal(update: np.ndarray[Any, Any], deviation: float, clip_norm: f
 
 
 def noise_over_run(ratios: Sequence[float]) -> tuple[float | None, str]:
-    """The ratio of all rounds together, and a warning if noise swamps the signal.
-
-    Noise adds up like a random walk, what updates lower adds up in full.
-    """
+    """The ratio of all rounds together, and a warning if noise swamps the signal."""
     if not ratios:
         return None, ""
-    ratio = 1 / (sqrt(len(ratios)) * float(np.mean([1 / max(value, 1e-12) for value in ratios])))
+    ratio = noise_of_rounds(ratios, len(ratios))
     if ratio <= SWAMPED:
         return ratio, ""
     return ratio, (

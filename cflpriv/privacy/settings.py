@@ -15,7 +15,7 @@ unit = "client"
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..engine import TaskInput
 
 __all__ = [
-    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "noise_of_mean", "plan_noise", "secret_key",
-    "secret_of", "share_of_batch", "updates_only",
+    "Noise", "Privacy", "Releases", "SumNoise", "check_samples", "events_of_plan", "noise_of_mean", "noise_of_rounds", "plan_noise",
+    "secret_key", "secret_of", "share_of_batch", "updates_only",
 ]  # fmt: skip
 
 
@@ -252,6 +252,14 @@ def noise_of_mean(noise: Noise, clients: float, helper_sets: int) -> float:
     if noise.shares and helper_sets:
         return math.sqrt(helper_sets) / clients
     return 1 / math.sqrt((noise.shares or 1) * clients)
+
+
+def noise_of_rounds(ratios: Sequence[float], rounds: int) -> float:
+    """The ratio of noise to signal of so many rounds together, from those of some single rounds.
+
+    Noise adds up like a random walk, what updates lower adds up in full.
+    """
+    return 1 / (math.sqrt(rounds) * (sum(1 / max(ratio, 1e-12) for ratio in ratios) / len(ratios)))
 
 
 def check_samples(privacy: Privacy, releases: Releases, batch_size: int) -> None:

@@ -15,7 +15,7 @@ from ...engine.device import CPU, using
 from ...engine.models import Model
 from ...engine.sample_gradients import sample_gradients
 from ...engine.views import as_views
-from ...privacy.settings import Noise, noise_of_mean
+from ...privacy.settings import Noise, noise_of_mean, noise_of_rounds
 from ...transports.hosts import LocalHost
 from ...transports.simulation import Simulated
 from ...types import Array, ClientData
@@ -105,15 +105,11 @@ def due(number: int, rounds: int) -> bool:
 
 
 def over_run(rows: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, float]:
-    """The two figures of `rounds` rounds, from the rows that have them: the mean share, and the ratio for all rounds together.
-
-    Noise adds up like a random walk, what gradients lower adds up in full.
-    """
+    """The two figures of `rounds` rounds, from the rows that have them: the mean share, and the ratio for all rounds together."""
     known = [row for row in rows if row.get(RATIO) is not None]
     if not known or not rounds:
         return {}
-    signals = [1 / max(row[RATIO], 1e-12) for row in known]
-    return {CLIPPED: float(np.mean([row[CLIPPED] for row in known])), RATIO: 1 / (sqrt(rounds) * float(np.mean(signals)))}
+    return {CLIPPED: float(np.mean([row[CLIPPED] for row in known])), RATIO: noise_of_rounds([row[RATIO] for row in known], rounds)}
 
 
 def not_the_noise(figures: Mapping[str, float], clip_norm: float) -> str:

@@ -77,17 +77,17 @@ def test_correct_clients_are_not_named(seed: int) -> None:
 
 
 def test_a_loss_that_rises_with_longer_updates_is_named() -> None:
-    def said(losses: list[float], lengths: list[float]) -> list[str]:
+    def warned_of(losses: list[float], lengths: list[float]) -> list[str]:
         peers = Peers()
         return [peers.loss_doubt({0: loss, 1: loss + 0.1}, length) for loss, length in zip(losses, lengths, strict=True)]
 
     rising, growing = [1.0, 1.2, 1.3, 1.3, 1.4, 1.5], [0.8, 0.6, 0.7, 0.9, 1.4, 2.0]
-    *before, last = said(rising, growing)
+    *before, last = warned_of(rising, growing)
     assert not any(before)
     assert last.startswith("the training loss rose from 1.05 to 1.39 on average, and updates grow")
-    assert not any(said(rising[::-1], growing))
-    assert not any(said(rising, growing[::-1]))
-    assert not any(said([1.0, 0.9, *rising[2:]], growing))
+    assert not any(warned_of(rising[::-1], growing))
+    assert not any(warned_of(rising, growing[::-1]))
+    assert not any(warned_of([1.0, 0.9, *rising[2:]], growing))
 
 
 def test_losses_that_nobody_states_are_left_out() -> None:
